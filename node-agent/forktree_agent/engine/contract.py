@@ -1,0 +1,367 @@
+"""What an engine promises: the one interface between the agent's decisions and the machines.
+
+An engine branches machines; it knows neither Kubernetes nor HTTP. Times are milliseconds of the agent's
+monotonic clock unless a name says otherwise, sizes are bytes, deadlines are absolute event-loop seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NewType, Protocol
+
+from forktree.errors import ForktreeError
+from forktree.models.reasons import Level, Mode, Reason
+
+MachineId = NewType("MachineId", str)
+PointId = NewType("PointId", str)
+BaselineId = NewType("BaselineId", str)
+"""SHA-256, hex, over all that makes two starts comparable."""
+TreeId = NewType("TreeId", str)
+"""The root's uid. One tree shares one control group and one memory limit."""
+Owner = NewType("Owner", str)
+"""The caller's name for what it asked to be made. Journalled before the thing exists, so a restarted
+caller finds again what it had begun. At most one live machine or point has a given owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command in the guest, given to execve as it is: no shell, no expansion."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to the machine's own environment."""
+    cwd: str | None = None
+    stdin: bytes = b""
+    timeout_seconds: float = 30.0
+    """Guest seconds until the process group is killed."""
+    output_limit_bytes: int = 16 << 20
+    """What goes beyond is read and dropped, and `truncated` says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """How a command ended. A time-out is a result, not an error."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    """The process's exit code, 128 + signal where one killed it, -1 after a time-out."""
+    timed_out: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A version that must hold before a baseline counts: `argv` has to print exactly `expect`."""
+
+    name: str
+    argv: tuple[str, ...]
+    expect: str
+    """Compared after trimming white space at both ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """When a booted machine counts as ready: `argv` exits 0."""
+
+    argv: tuple[str, ...]
+    initial_delay_seconds: float = 0.0
+    period_seconds: float = 1.0
+    timeout_seconds: float = 5.0
+    failure_threshold: int = 30
+    """Failures in a row after which the bake is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Everything of a template that decides what its baseline is."""
+
+    image: str
+    vcpus: int
+    memory_bytes: int
+    overlay_bytes: int
+    """Writable space of the root file system. It is guest RAM, so it is bounded by `memory_bytes`."""
+    command: tuple[str, ...] = ()
+    """The environment's own long-lived process; empty: none."""
+    env: tuple[tuple[str, str], ...] = ()
+    probe: Probe | None = None
+    pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A template's frozen ready state on this node."""
+
+    id: BaselineId
+    point: PointId
+    """Branch from it to start a root."""
+    boot_ms: float
+    """Machine started until every check held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildOrder:
+    """One machine to be started."""
+
+    owner: Owner
+    hostname: str
+    """Becomes the guest's host name: at most 64 bytes of [a-z0-9-]."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """This branch's identity, seen by its commands and in `/run/forktree/identity` of the guest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLimits:
+    """What one tree may take on this node."""
+
+    tree: TreeId
+    memory_bytes: int | None = None
+    """Worst case over all its machines and points; None: the node's own limit alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine that answered its identity message."""
+
+    id: MachineId
+    owner: Owner
+    tree: TreeId
+    baseline: BaselineId
+    generation: str
+    """UUID, new in every machine and seen by its guest."""
+    mode: Mode
+    level: Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A held instant from which children can start."""
+
+    id: PointId
+    owner: Owner
+    tree: TreeId | None
+    """None for a baseline, which belongs to no tree."""
+    bytes: int
+    """What holding this instant costs: its own layer and device state, not what it shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkClocks:
+    """Never one for another. Each is None where that clock does not exist."""
+
+    pause_ms: float | None
+    """Parent stopped to parent running. None from an earlier instant: nothing was stopped."""
+    fork_ms: float
+    """Parent stopped (earlier instant: children released from it) to every child running."""
+    ready_ms: float
+    """The same start, to every child's answered identity message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkResult:
+    """Children of one instant, in the order of the orders."""
+
+    point: Point
+    children: tuple[Machine, ...]
+    clocks: ForkClocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What survived a restart of the agent: exactly the machines and points that run and hold."""
+
+    machines: tuple[Machine, ...]
+    points: tuple[Point, ...]
+    baselines: tuple[Baseline, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineExit:
+    """A machine ended although nobody asked for it."""
+
+    machine: MachineId
+    owner: Owner
+    text: str
+    """How it ended, in words, for status: "killed by signal 9 (SIGKILL)"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """What a probe found, by trying on a canary."""
+
+    passed: bool
+    engine: str
+    accelerator: str
+    """`kvm` or `tcg`."""
+    reason: str
+    """One word for status, e.g. `CanaryPassed`, `NoKvm`."""
+    message: str
+    """Why this accelerator, and why not the better one."""
+    boot_ms: float
+    fork_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Memory as admission counts it: the worst case, not what is resident."""
+
+    capacity_bytes: int
+    reserved_bytes: int
+
+
+class EngineError(ForktreeError):
+    """Anything an engine refuses or fails at."""
+
+    reason: ClassVar[Reason] = Reason.INTERNAL
+
+
+class AtCapacity(EngineError):
+    """Refused at admission. Nothing was started, so asking again is safe."""
+
+    reason = Reason.AT_CAPACITY
+    retryable = True
+
+
+class MemoryLimit(EngineError):
+    """The tree's own memory limit does not leave room. Nothing was started."""
+
+    reason = Reason.MEMORY_LIMIT
+
+
+class ImageNotFound(EngineError):
+    """This node has no such image."""
+
+    reason = Reason.IMAGE_NOT_FOUND
+
+
+class NeverReady(EngineError):
+    """The readiness probe did not succeed in time."""
+
+    reason = Reason.NEVER_READY
+
+
+class PinMismatch(EngineError):
+    """A pinned version is another one."""
+
+    reason = Reason.PIN_MISMATCH
+
+
+class BakeFailed(EngineError):
+    """The machine did not boot, or its workload did not start."""
+
+    reason = Reason.BAKE_FAILED
+
+
+class ParentLost(EngineError):
+    """The machine to be forked ended before or during the fork."""
+
+    reason = Reason.PARENT_LOST
+
+
+class PointLost(EngineError):
+    """The instant to be forked is not held (any more)."""
+
+    reason = Reason.POINT_LOST
+
+
+class TooFragmented(EngineError):
+    """The child would need more memory mappings than the kernel grants safely."""
+
+    reason = Reason.TOO_FRAGMENTED
+
+
+class MachineGone(EngineError):
+    """The machine is not there (any more)."""
+
+    reason = Reason.MACHINE_LOST
+
+
+class ForkFailed(EngineError):
+    """A child did not come up. No child is left and the parent runs."""
+
+    reason = Reason.FORK_FAILED
+
+
+class DeadlineExceeded(EngineError):
+    """The deadline passed first. What was begun was undone."""
+
+    reason = Reason.DEADLINE_EXCEEDED
+
+
+class CommandRefused(EngineError):
+    """The guest could not start the command (no such file, no such folder, too many at once)."""
+
+    reason = Reason.INVALID
+
+
+class Engine(Protocol):
+    """A way to branch machines. One instance owns its machines; every method may be called concurrently."""
+
+    async def adopt(self, *, deadline: float) -> Adoption:
+        """Take over what an earlier agent left running; end what it had only begun. Call once, first."""
+        ...
+
+    async def probe(self, *, deadline: float) -> Capability:
+        """Find out by a canary machine what this node can do. Remembered until the node's next boot."""
+        ...
+
+    async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
+        """Boot `shape` to readiness and freeze it. Shapes that are equal are baked once, also when asked at once.
+
+        Raises `ImageNotFound`, `NeverReady`, `PinMismatch`, `BakeFailed`, `AtCapacity`, `DeadlineExceeded`.
+        """
+        ...
+
+    async def fork(
+        self, parent: MachineId, owner: Owner, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+    ) -> ForkResult:
+        """Freeze an instant of the running `parent` under `owner` and start one child per order from it.
+
+        All or nothing: after any error or cancellation no child and no point is left, and the parent runs.
+        Without orders only the point is made. Raises `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`,
+        `DeadlineExceeded`, `ParentLost`.
+        """
+        ...
+
+    async def branch(
+        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+    ) -> ForkResult:
+        """Start children from a held instant: a baseline's for a root, an earlier fork's to expand it again.
+
+        All or nothing, like `fork`. Raises the same, and `PointLost` in place of `ParentLost`.
+        """
+        ...
+
+    async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
+        """Run a command to its end. On cancellation or deadline the command is killed in the guest.
+
+        Raises `CommandRefused`, `MachineGone`, `DeadlineExceeded`.
+        """
+        ...
+
+    async def release(self, machine: MachineId) -> None:
+        """End a machine and free all that is its own. Idempotent; returns when it is reaped."""
+        ...
+
+    async def drop_point(self, point: PointId) -> None:
+        """Hold an instant no longer. Idempotent; memory goes when no machine maps it any more."""
+        ...
+
+    async def drop_baseline(self, baseline: BaselineId) -> None:
+        """Hold a baseline no longer. Idempotent; running machines keep what they map."""
+        ...
+
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines that run now."""
+        ...
+
+    def points(self) -> tuple[Point, ...]:
+        """The instants held now, baselines' included."""
+        ...
+
+    def exits(self) -> AsyncIterator[MachineExit]:
+        """Machines that ended by themselves, as it happens. One consumer."""
+        ...
+
+    def usage(self) -> Usage: ...
