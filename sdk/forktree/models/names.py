@@ -1,0 +1,40 @@
+"""Names and labels that more than one part must make alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forktree.models.base import Uid
+
+ROOT_LABEL: Final = "forktree.dev/root"
+"""On every Session and Fork below a root: the root's uid."""
+FORK_LABEL: Final = "forktree.dev/fork"
+"""On every child: the name of the Fork it was started by."""
+
+FORK_NAME_MAX: Final = 52
+"""So that a child's name, which is longer by up to 10, still fits a label and a host name."""
+REPLICAS_MAX: Final = 256
+NAME_RULES: Final = (
+    (
+        "self.metadata.name.size() <= 63",
+        "metadata.name must have at most 63 characters: choose a shorter name",
+    ),
+    (
+        "!self.metadata.name.contains('.')",
+        "metadata.name must not contain dots, because it becomes a host name: use hyphens",
+    ),
+)
+"""CEL rule and message for what users name, so that a name fits a label and a host name."""
+
+
+def child_name(fork_name: str, index: int, fork_uid: Uid) -> str:
+    """The name of a Fork's child. A Fork made again under the same name gives other names.
+
+    At most 63 characters for any Fork name that the API server accepts.
+    """
+    return f"{fork_name}-{index}-{fork_uid[-5:]}"
+
+
+def agent_lease_name(node_name: str) -> str:
+    """The Lease by which a node's agent shows that it lives."""
+    return f"agent-{node_name}"

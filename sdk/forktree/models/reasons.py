@@ -1,0 +1,168 @@
+"""Every closed set of words in the API: phases and which may follow which, reasons, modes, levels.
+
+Phases are for eyes. What programs wait for are conditions, but both come from the same step, so a step that
+the table does not have is a defect and raises `WrongStep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+
+class SessionPhase(StrEnum):
+    """Where a session stands. `Failed` and `Released` are final."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    FAILED = "Failed"
+    RELEASED = "Released"
+
+    @property
+    def terminal(self) -> bool:
+        return not SESSION_STEPS[self]
+
+
+class ForkPhase(StrEnum):
+    """Where a fork stands. `Failed` is final; `Running` ends only by failing."""
+
+    PENDING = "Pending"
+    FORKING = "Forking"
+    RUNNING = "Running"
+    FAILED = "Failed"
+
+    @property
+    def terminal(self) -> bool:
+        return not FORK_STEPS[self]
+
+
+class BakePhase(StrEnum):
+    """Where a template stands on one node. Never final: a rebooted node bakes again."""
+
+    BAKING = "Baking"
+    READY = "Ready"
+    FAILED = "Failed"
+
+
+SESSION_STEPS: Final[Mapping[SessionPhase, frozenset[SessionPhase]]] = {
+    SessionPhase.PENDING: frozenset(
+        # A child's object is written after its machine runs, so it goes to Running at once.
+        {SessionPhase.STARTING, SessionPhase.RUNNING, SessionPhase.FAILED, SessionPhase.RELEASED}
+    ),
+    SessionPhase.STARTING: frozenset({SessionPhase.RUNNING, SessionPhase.FAILED, SessionPhase.RELEASED}),
+    SessionPhase.RUNNING: frozenset({SessionPhase.FAILED, SessionPhase.RELEASED}),
+    SessionPhase.FAILED: frozenset(),
+    SessionPhase.RELEASED: frozenset(),
+}
+FORK_STEPS: Final[Mapping[ForkPhase, frozenset[ForkPhase]]] = {
+    # One write tells all when a fork succeeds, so Forking is seen only where it takes long.
+    ForkPhase.PENDING: frozenset({ForkPhase.FORKING, ForkPhase.RUNNING, ForkPhase.FAILED}),
+    ForkPhase.FORKING: frozenset({ForkPhase.RUNNING, ForkPhase.FAILED}),
+    ForkPhase.RUNNING: frozenset({ForkPhase.FAILED}),
+    ForkPhase.FAILED: frozenset(),
+}
+BAKE_STEPS: Final[Mapping[BakePhase, frozenset[BakePhase]]] = {
+    BakePhase.BAKING: frozenset({BakePhase.READY, BakePhase.FAILED}),
+    BakePhase.READY: frozenset({BakePhase.BAKING}),
+    BakePhase.FAILED: frozenset({BakePhase.BAKING}),
+}
+
+Phase = TypeVar("Phase", SessionPhase, ForkPhase, BakePhase)
+
+
+class WrongStep(ValueError):
+    """A phase was asked to become one that may not follow it."""
+
+    def __init__(self, seen: StrEnum, wanted: StrEnum, allowed: frozenset[StrEnum]) -> None:
+        names = ", ".join(sorted(allowed)) or "nothing"
+        super().__init__(f"{type(seen).__name__} {seen} cannot become {wanted}: only {names} may follow")
+        self.seen, self.wanted, self.allowed = seen, wanted, allowed
+
+
+def session_step(seen: SessionPhase, wanted: SessionPhase) -> SessionPhase:
+    """Return `wanted` if it is `seen` or may follow it; raise `WrongStep` otherwise."""
+    return _step(SESSION_STEPS, seen, wanted)
+
+
+def fork_step(seen: ForkPhase, wanted: ForkPhase) -> ForkPhase:
+    """Return `wanted` if it is `seen` or may follow it; raise `WrongStep` otherwise."""
+    return _step(FORK_STEPS, seen, wanted)
+
+
+def bake_step(seen: BakePhase, wanted: BakePhase) -> BakePhase:
+    """Return `wanted` if it is `seen` or may follow it; raise `WrongStep` otherwise."""
+    return _step(BAKE_STEPS, seen, wanted)
+
+
+def _step(table: Mapping[Phase, frozenset[Phase]], seen: Phase, wanted: Phase) -> Phase:
+    # Staying is never wrong: an event may come twice, and the rest of a status may be written again.
+    if wanted != seen and wanted not in table[seen]:
+        raise WrongStep(seen, wanted, frozenset[StrEnum](table[seen]))
+    return wanted
+
+
+class Mode(StrEnum):
+    """How a machine really came to be. A clean start is never reported as a fork."""
+
+    FORK = "Fork"
+    CLEAN = "Clean"
+
+
+class Level(StrEnum):
+    """How much of the source's state a machine carried on: its memory, its memory and GPU, or none."""
+
+    MEMORY = "Memory"
+    GPU = "Gpu"
+    NONE = "None"
+
+
+class Reason(StrEnum):
+    """Why something is as it is, in one word; the message beside it says the rest."""
+
+    UNSCHEDULED = "Unscheduled"
+    """No node can take it now."""
+    BAKING = "Baking"
+    """Its template is being made ready on the node."""
+    STARTING = "Starting"
+    AT_CAPACITY = "AtCapacity"
+    """The node has no room; nothing was started, and it is tried again."""
+    DEPTH_LIMIT = "DepthLimit"
+    """The tree may not become deeper."""
+    MEMORY_LIMIT = "MemoryLimit"
+    """The tree may not take more memory."""
+    IMAGE_NOT_FOUND = "ImageNotFound"
+    TEMPLATE_NOT_FOUND = "TemplateNotFound"
+    NEVER_READY = "NeverReady"
+    """The readiness probe did not succeed in time."""
+    PIN_MISMATCH = "PinMismatch"
+    """A pinned version is another one."""
+    BAKE_FAILED = "BakeFailed"
+    """The template's machine did not boot, or its command did not start."""
+    SOURCE_NOT_FOUND = "SourceNotFound"
+    SOURCE_NOT_READY = "SourceNotReady"
+    SOURCE_FAILED = "SourceFailed"
+    SOURCE_GONE = "SourceGone"
+    """The source was released, is being deleted, or is another object of the same name."""
+    FOREIGN_OWNER = "ForeignOwner"
+    """The Fork has a controller that is not its source."""
+    FORK_FAILED = "ForkFailed"
+    """A child did not come up; no child is left."""
+    TOO_FRAGMENTED = "TooFragmented"
+    """A child would need more memory mappings than the kernel grants safely."""
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    MACHINE_LOST = "MachineLost"
+    """The machine ended although nobody asked for it."""
+    NODE_LOST = "NodeLost"
+    """The node is gone or was rebooted, and its machines with it."""
+    PARENT_LOST = "ParentLost"
+    """The machine to be forked ended before or during the fork."""
+    POINT_LOST = "PointLost"
+    """The instant to be forked is not held any more."""
+    AGENT_LOST = "AgentLost"
+    """The node's agent does not answer; its machines may well run."""
+    INVALID = "Invalid"
+    """The request itself is wrong."""
+    INTERNAL = "Internal"
+    """A defect of forktree, or of what it stands on."""

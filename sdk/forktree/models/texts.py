@@ -1,0 +1,15 @@
+"""Strings of the API with their bounds. The API server needs a bound on all that a CEL rule looks at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+"""The name of another object in the same namespace."""
+ObjectUid = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+EnvName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvValue = Annotated[str, StringConstraints(max_length=4096)]
+Argument = Annotated[str, StringConstraints(max_length=16384)]
+Argv = Annotated[tuple[Argument, ...], Field(max_length=256)]

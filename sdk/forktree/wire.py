@@ -1,0 +1,216 @@
+"""The HTTP API's bodies: what a client may send and what it gets back.
+
+Keys are snake_case as existing clients of this protocol expect, and an unset value is left out, never null:
+those clients treat a null number as a broken answer. Requests refuse unknown keys, so that a misspelt option
+is an error and not a silently different run; answers may grow keys, so clients ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from forktree.models.names import FORK_NAME_MAX, REPLICAS_MAX
+from forktree.models.reasons import Level, Mode, Reason, SessionPhase
+
+MAX_BODY_BYTES = 1 << 20
+"""A longer request body is refused unread."""
+
+
+def _dns_label(longest: int) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if len(value) > longest or not _DNS_LABEL.fullmatch(value):
+            raise ValueError(
+                "must be a DNS label: lower-case letters, digits and inner dashes, "
+                f"at most {longest} characters"
+            )
+        return value
+
+    return check
+
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+SessionName = Annotated[str, AfterValidator(_dns_label(63))]
+
+ForkName = Annotated[str, AfterValidator(_dns_label(FORK_NAME_MAX))]
+"""Shorter than other names: the names of a fork's children are built from it."""
+
+
+class Request(BaseModel):
+    """A body sent by a client: unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Answer(BaseModel):
+    """A body sent by the server."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CreateSession(Request):
+    """`POST …/sessions`."""
+
+    template_id: str = Field(min_length=1, max_length=253)
+    """Name of a SessionTemplate in the same namespace."""
+    name: SessionName | None = None
+    """Makes the call repeatable: asked again with the same template it answers for the same session."""
+
+
+class ForkSession(Request):
+    """`POST …/sessions/{id}/fork`."""
+
+    replicas: int = Field(default=1, ge=0, le=REPLICAS_MAX)
+    """0 records the instant alone."""
+    name: ForkName | None = None
+    """Makes the call repeatable: asked again with the same source and replicas it answers for that fork."""
+
+
+class Exec(Request):
+    """`POST …/sessions/{id}/exec`. Exactly one of `command` and `argv`."""
+
+    command: str | None = Field(default=None, min_length=1)
+    """Run by `/bin/sh -c` in the session."""
+    argv: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=1024)
+    """Given to execve as it is: no shell, no expansion."""
+    env: dict[str, str] = Field(default_factory=dict[str, str], max_length=1024)
+    """Added to the session's own environment."""
+    cwd: str | None = Field(default=None, min_length=1, max_length=4096)
+    stdin: str = ""
+    """Sent as UTF-8."""
+    timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds in the guest until the command is killed; the answer then says `timed_out`."""
+
+    @model_validator(mode="after")
+    def _one_command(self) -> Self:
+        if (self.command is None) == (self.argv is None):
+            raise ValueError("give exactly one of `command` and `argv`")
+        return self
+
+    @field_validator("command", "cwd")
+    @classmethod
+    def _no_nul(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError("must not contain a NUL character")
+        return value
+
+    @field_validator("argv")
+    @classmethod
+    def _no_nul_in_arguments(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and any("\0" in argument for argument in value):
+            raise ValueError("must not contain a NUL character")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _environment_can_hold_it(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if not key or "=" in key or "\0" in key + text:
+                raise ValueError(
+                    "names must be non-empty and without `=`, and nothing may contain a NUL character"
+                )
+        return value
+
+    def arguments(self) -> tuple[str, ...]:
+        """What is executed."""
+        return self.argv if self.argv is not None else ("/bin/sh", "-c", self.command or "")
+
+
+class SessionInfo(Answer):
+    """One session. `session_id` is the name of its object."""
+
+    session_id: str
+    template_id: str
+    """The template's name; its uid where a template of that uid exists no longer."""
+    phase: SessionPhase
+    ready: bool
+    age_secs: float
+    parent_session_id: str | None = None
+    """Unset for a root, and for a child whose parent is gone."""
+    depth: int | None = None
+    node: str | None = None
+    mode: Mode | None = None
+    level: Level | None = None
+    reason: Reason | None = None
+    message: str | None = None
+
+
+class SessionCreated(Answer):
+    """A session that runs."""
+
+    session_id: str
+    template_id: str
+    create_time_ms: float
+    """Request seen to answer written."""
+    fork_time_ms: float | None = None
+    """Released from the baseline to running."""
+    node: str | None = None
+    mode: Mode | None = None
+    level: Level | None = None
+
+
+class SessionDeleted(Answer):
+    deleted: bool
+    session_id: str
+
+
+class ForkedChild(Answer):
+    session_id: str
+    index: int
+    mode: Mode | None = None
+    level: Level | None = None
+
+
+class SessionForked(Answer):
+    """A fork whose children all run. The clocks are different ones, never to be compared."""
+
+    session_id: str | None = None
+    """The first child; unset where none was asked for."""
+    parent_session_id: str
+    template_id: str
+    fork_id: str
+    """Name of the Fork object."""
+    total_time_ms: float
+    """Request seen to answer written."""
+    fork_time_ms: float | None = None
+    """Parent stopped to every child running."""
+    pause_time_ms: float | None = None
+    """Parent stopped to parent running."""
+    ready_time_ms: float | None = None
+    """Parent stopped to every child's identity answered."""
+    children: tuple[ForkedChild, ...] = ()
+    """All of them, in order of their index; each has its object and takes commands."""
+
+
+class ExecFinished(Answer):
+    """How a command ended. A time-out is a result: `exit_code` -1 and `timed_out`."""
+
+    id: str
+    """Names this request in the agent's log."""
+    stdout: str
+    """Decoded as UTF-8; bytes that are not are replaced."""
+    stderr: str
+    exit_code: int
+    """128 + signal where a signal ended it."""
+    timed_out: bool
+    truncated: bool
+    """Output went beyond the limit and its rest was dropped."""
+    exec_time_ms: float
+
+
+class Health(Answer):
+    status: str
+    version: str
+
+
+class ErrorBody(Answer):
+    """One refusal or failure. Both pairs say the same: two families of clients each read one of them."""
+
+    error: str
+    error_code: str
+    code: str
+    message: str
