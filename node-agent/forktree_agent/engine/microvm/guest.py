@@ -1,0 +1,393 @@
+"""The agent's end of the guest channel: commands in, their output out, and the identity after a fork.
+
+What comes from the guest is a stranger's word. Every frame is checked against what was asked, frames of
+another generation or of commands that nobody waits for are dropped (a request that had reached the guest
+before a fork is answered by the parent and by every child), all that is kept has a bound, and a guest that
+goes on talking nonsense is not listened to any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
+
+from forktree_agent.engine.contract import (
+    AtCapacity,
+    Command,
+    CommandRefused,
+    DeadlineExceeded,
+    ExecResult,
+    MachineGone,
+)
+from forktree_agent.engine.microvm import guest_frames as frames
+
+if TYPE_CHECKING:
+    import socket
+
+log = logging.getLogger(__name__)
+
+UNIDENTIFIED: Final = str(uuid.UUID(int=0))
+"""The generation of a guest that has had no identity yet."""
+
+_READ_BYTES = 256 << 10
+_BACKLOG_BYTES = 64 << 20
+"""Commands are refused while this much waits to be taken by the guest."""
+_MAX_NOISE_LINES = 100
+"""A fork and a change of agents leave one cut line each; more than this is not chance."""
+_QUOTED_CHARACTERS = 500
+"""Of a guest's sentence in ours."""
+
+_T = TypeVar("_T")
+
+
+class GuestError(MachineGone):
+    """The guest does not do what our init does, so nothing can be asked of it: the machine is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a machine is from its first instant on."""
+
+    generation: str
+    hostname: str
+    unix_ns: int
+    """Wall clock, nanoseconds since 1970."""
+    entropy: bytes
+    """32 bytes that no other machine gets."""
+    env: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A command that somebody waits for."""
+
+    generation: str
+    output_left: int
+    ended: asyncio.Future[frames.Exited | frames.ExecFailed]
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+
+    def take(self, output: frames.Output) -> None:
+        """Keep what was asked for; a guest that sends more than its limit does not fill our memory."""
+        kept = output.data[: self.output_left]
+        self.truncated |= len(kept) < len(output.data)
+        self.output_left -= len(kept)
+        (self.stdout if output.stream is frames.Stream.STDOUT else self.stderr).extend(kept)
+
+
+class GuestChannel:
+    """Speaks with one guest, before and after the agent that began it, over a stream socket that it owns.
+
+    Made inside a running event loop. Works, in both directions, while `running()`; what is queued before that
+    is sent as far as the socket takes it at once.
+    """
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        """`name` is the machine's, for messages."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._name = name
+        self._cutter = frames.LineCutter()
+        self._noise_lines = 0
+        # Ends a line that an agent before us, or the parent's agent before a fork, did not.
+        self._unsent: deque[memoryview] = deque([memoryview(b"\n")])
+        self._unsent_bytes = 1
+        self._is_read = False
+        self._end: MachineGone | None = None
+        self._booted: asyncio.Future[frames.Booted] = self._loop.create_future()
+        self._started: asyncio.Future[frames.Started | frames.StartFailed] = self._loop.create_future()
+        self._identities: dict[str, asyncio.Future[frames.Identified | frames.IdentityFailed]] = {}
+        self._pings: dict[str, asyncio.Future[frames.Pong]] = {}
+        self._running: dict[str, _Running] = {}
+        self._workload_exit: frames.WorkloadExit | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Listen to the guest until left, then close the socket. Enter once.
+
+        If the channel breaks meanwhile, every wait fails with `MachineGone`, or `GuestError` if it was the
+        guest that broke it, and so does whatever is asked afterwards.
+        """
+        if self._end is None:
+            self._is_read = True
+            self._loop.add_reader(self._socket, self._on_readable)
+            self._flush()
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the channel; the machine runs on. Waits fail with `MachineGone`. Idempotent."""
+        self._break(MachineGone(f"the channel to machine {self._name} was closed"))
+        self._socket.close()
+
+    @property
+    def workload_exit(self) -> frames.WorkloadExit | None:
+        """How the template's command ended, once the guest has told."""
+        return self._workload_exit
+
+    async def wait_booted(self, *, deadline: float) -> None:
+        """Until init serves. Raises `DeadlineExceeded`, `MachineGone`, `GuestError` for another protocol."""
+        booted = await self._wait(self._booted, "boot", deadline)
+        if booted.protocol != frames.PROTOCOL:
+            raise GuestError(
+                f"machine {self._name} speaks protocol {booted.protocol}, this agent speaks {frames.PROTOCOL}"
+            )
+
+    async def start_workload(self, argv: Sequence[str], env: Mapping[str, str], *, deadline: float) -> None:
+        """Set the template's environment for all commands to come; start its command unless `argv` is empty.
+
+        Once in a machine's life, before it is frozen. Raises `CommandRefused` if the command cannot be run.
+        """
+        self._send(self._encode(frames.Start(argv=tuple(argv), env=dict(env))))
+        outcome = await self._wait(self._started, "start the workload", deadline)
+        if isinstance(outcome, frames.StartFailed):
+            raise CommandRefused(_quoted(outcome.message))
+
+    def queue_identity(self, identity: Identity) -> None:
+        """Put the identity into the channel before the guest runs, so that it is the first thing it reads.
+
+        Never waits. `identified` tells how it went. Raises `MachineGone`, and `CommandRefused` for text that
+        is not Unicode.
+        """
+        request = frames.TakeIdentity(
+            generation=identity.generation,
+            hostname=identity.hostname,
+            unix_ns=identity.unix_ns,
+            entropy=identity.entropy,
+            env=dict(identity.env),
+        )
+        self._identities[identity.generation] = self._loop.create_future()
+        self._send(self._encode(request))
+
+    async def identified(self, generation: str, *, deadline: float) -> None:
+        """Until the guest has taken on the identity queued with this generation.
+
+        Raises `DeadlineExceeded`, `MachineGone`, `GuestError` if it could not.
+        """
+        answer = self._identities.setdefault(generation, self._loop.create_future())
+        outcome = await self._wait(answer, "take on its identity", deadline)
+        if isinstance(outcome, frames.IdentityFailed):
+            raise GuestError(
+                f"machine {self._name} could not take on its identity: {_quoted(outcome.message)}"
+            )
+
+    async def ping(self, *, deadline: float) -> None:
+        """Until init answers. Raises `DeadlineExceeded`, `MachineGone`."""
+        nonce = uuid.uuid4().hex
+        self._pings[nonce] = self._loop.create_future()
+        try:
+            self._send(self._encode(frames.Ping(nonce=nonce)))
+            await self._wait(self._pings[nonce], "answer", deadline)
+        finally:
+            del self._pings[nonce]
+
+    async def exec(self, command: Command, generation: str, *, deadline: float) -> ExecResult:
+        """Run a command to its end in the machine of this generation.
+
+        On cancellation or deadline the command is killed in the guest. Raises `CommandRefused` if it did not
+        start, `AtCapacity` while too many run or too much input waits, `DeadlineExceeded`, `MachineGone`.
+        """
+        request = frames.Exec(
+            id=uuid.uuid4().hex,
+            generation=generation,
+            argv=command.argv,
+            env=dict(command.env),
+            cwd=command.cwd,
+            stdin=command.stdin or None,
+            timeout_ms=max(1, math.ceil(command.timeout_seconds * 1000)),
+            output_limit=command.output_limit_bytes,
+        )
+        line = self._encode(request)
+        if len(line) > frames.MAX_REQUEST_BYTES:
+            raise CommandRefused(
+                f"the command and its input take {len(line)} bytes, more than {frames.MAX_REQUEST_BYTES}"
+            )
+        if self._unsent_bytes > _BACKLOG_BYTES:
+            raise AtCapacity(f"{self._unsent_bytes} bytes wait to be read by machine {self._name}")
+        running = _Running(generation, command.output_limit_bytes, self._loop.create_future())
+        self._running[request.id] = running
+        try:
+            self._send(line)
+            ended = await self._wait(
+                running.ended, f"run {command.argv[0]!r}" if command.argv else "run", deadline
+            )
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if self._end is None:
+                self._send(self._encode(frames.Cancel(id=request.id)))
+            raise
+        finally:
+            del self._running[request.id]
+        if isinstance(ended, frames.ExecFailed):
+            raise self._refusal(ended)
+        return ExecResult(
+            stdout=bytes(running.stdout),
+            stderr=bytes(running.stderr),
+            exit_code=-1 if ended.timed_out else ended.code,
+            timed_out=ended.timed_out,
+            truncated=ended.truncated or running.truncated,
+        )
+
+    def _refusal(self, failed: frames.ExecFailed) -> CommandRefused | AtCapacity | GuestError:
+        message = _quoted(failed.message)
+        match failed.code:
+            case frames.RefusalCode.TOO_MANY:
+                return AtCapacity(f"machine {self._name}: {message}")
+            case frames.RefusalCode.WRONG_GENERATION:
+                return GuestError(f"machine {self._name} is not the one it was taken for: {message}")
+            case _:
+                return CommandRefused(message)
+
+    async def _wait(self, future: asyncio.Future[_T], what: str, deadline: float) -> _T:
+        if self._end is not None:
+            raise self._ended(self._end)
+        try:
+            async with asyncio.timeout_at(deadline):
+                # Shielded: one that gives up must not take the answer away from the others.
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise DeadlineExceeded(f"machine {self._name} did not {what} before the deadline") from None
+
+    @staticmethod
+    def _ended(end: MachineGone) -> MachineGone:
+        """The same again: one exception raised many times would collect the traces of all."""
+        return type(end)(end.message)
+
+    def _encode(self, request: frames.Request) -> bytes:
+        try:
+            return frames.encode(request)
+        except UnicodeEncodeError:
+            raise CommandRefused("text for the guest is not valid Unicode") from None
+
+    # Sending
+
+    def _send(self, line: bytes) -> None:
+        if self._end is not None:
+            raise self._ended(self._end)
+        self._unsent.append(memoryview(line))
+        self._unsent_bytes += len(line)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent[0])
+            except BlockingIOError:
+                if self._is_read:
+                    self._loop.add_writer(self._socket, self._flush)
+                return
+            except OSError as err:
+                self._break(MachineGone(f"machine {self._name} does not take anything any more: {err}"))
+                return
+            self._unsent_bytes -= sent
+            if sent == len(self._unsent[0]):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = self._unsent[0][sent:]
+        self._loop.remove_writer(self._socket)
+
+    # Receiving
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as err:
+            self._break(MachineGone(f"the channel to machine {self._name} broke: {err}"))
+            return
+        if not chunk:
+            self._break(MachineGone(f"machine {self._name} ended"))
+            return
+        try:
+            for line in self._cutter.feed(chunk):
+                self._take_line(line)
+        except frames.LineTooLong:
+            self._distrust("sent a line without end")
+
+    def _take_line(self, line: bytes) -> None:
+        if self._end is not None:
+            return
+        report = frames.decode(line)
+        if report is not None:
+            self._take(report)
+            return
+        self._noise_lines += 1
+        log.debug("guest_noise machine=%s lines=%d bytes=%d", self._name, self._noise_lines, len(line))
+        if self._noise_lines > _MAX_NOISE_LINES:
+            self._distrust(f"sent {self._noise_lines} lines that are no frames")
+
+    def _take(self, report: frames.Report) -> None:
+        match report:
+            case frames.Booted():
+                _settle(self._booted, report)
+            case frames.Started() | frames.StartFailed():
+                _settle(self._started, report)
+            case frames.Identified() | frames.IdentityFailed():
+                _settle(self._identities.get(report.generation), report)
+            case frames.Output():
+                if (running := self._waited_for(report)) is not None:
+                    running.take(report)
+            case frames.Exited() | frames.ExecFailed():
+                if (running := self._waited_for(report)) is not None:
+                    _settle(running.ended, report)
+            case frames.WorkloadExit():
+                self._workload_exit = self._workload_exit or report
+            case frames.Pong():
+                _settle(self._pings.get(report.nonce), report)
+            case _:
+                assert_never(report)
+
+    def _waited_for(self, report: frames.Output | frames.Exited | frames.ExecFailed) -> _Running | None:
+        running = self._running.get(report.id)
+        if running is None or running.generation != report.generation or running.ended.done():
+            return None
+        return running
+
+    # Ending
+
+    def _distrust(self, what: str) -> None:
+        log.warning("guest_channel_broken machine=%s cause=%r", self._name, what)
+        self._break(GuestError(f"machine {self._name} {what}; it is not listened to any more"))
+
+    def _break(self, end: MachineGone) -> None:
+        """The first end counts. The socket is open until `close`: its number must not be given out again."""
+        if self._end is not None:
+            return
+        self._end = end
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        _fail([self._booted], end)
+        _fail([self._started], end)
+        _fail(self._identities.values(), end)
+        _fail(self._pings.values(), end)
+        _fail((running.ended for running in self._running.values()), end)
+
+
+def _settle(future: asyncio.Future[_T] | None, value: _T) -> None:
+    """The first answer counts; what nobody asked for has no future."""
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _fail(futures: Iterable[asyncio.Future[_T]], end: MachineGone) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(end)
+            future.exception()  # Counts as retrieved: nobody has to wait for it.
+
+
+def _quoted(text: str) -> str:
+    return text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…"

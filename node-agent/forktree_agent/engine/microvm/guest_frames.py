@@ -1,0 +1,203 @@
+"""What is said over the guest channel: one JSON object a line, in both directions, bytes as base64.
+
+The guest's side is `node-agent/native/init/src/frames.rs`; `tests/golden/guest_frames.jsonl` has one of each.
+A newline cannot occur inside JSON, so a line that a fork cut is a line of its own: no valid frame, so
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL = 1
+MAX_REQUEST_BYTES = 24 << 20
+"""The guest drops longer lines: 16 MiB of input in base64, and room for arguments."""
+MAX_REPORT_BYTES = 1 << 20
+"""The guest's frames stay far below; a longer one was not made by our init."""
+
+_ExitCode = Annotated[int, msgspec.Meta(ge=-1, le=255)]
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One line."""
+
+
+class Start(Frame, frozen=True, tag="start"):
+    """Once, before any identity. Without `argv` only the environment is set."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+class TakeIdentity(Frame, frozen=True, tag="identity"):
+    """Become another machine."""
+
+    generation: str
+    hostname: str
+    unix_ns: int
+    entropy: bytes
+    env: dict[str, str]
+
+
+class Exec(Frame, frozen=True, tag="exec"):
+    """Run a command."""
+
+    id: str
+    generation: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str | None
+    stdin: bytes | None
+    timeout_ms: int
+    output_limit: int
+
+
+class Cancel(Frame, frozen=True, tag="cancel"):
+    """Kill a command's process group."""
+
+    id: str
+
+
+class Ping(Frame, frozen=True, tag="ping"):
+    """Answered at once."""
+
+    nonce: str
+
+
+class Stream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class RefusalCode(StrEnum):
+    """Why a command was not started."""
+
+    INVALID = "invalid"
+    WRONG_GENERATION = "wrong_generation"
+    TOO_MANY = "too_many"
+    BAD_CWD = "bad_cwd"
+    NOT_FOUND = "not_found"
+    NOT_EXECUTABLE = "not_executable"
+    INTERNAL = "internal"
+
+
+class Booted(Frame, frozen=True, tag="booted"):
+    """The guest's first frame."""
+
+    protocol: int
+
+
+class Started(Frame, frozen=True, tag="started"):
+    """`pid` is None if there was no command to start."""
+
+    pid: int | None
+
+
+class StartFailed(Frame, frozen=True, tag="start_failed"):
+    message: str
+
+
+class Identified(Frame, frozen=True, tag="identified"):
+    generation: str
+
+
+class IdentityFailed(Frame, frozen=True, tag="identity_failed"):
+    generation: str
+    message: str
+
+
+class Output(Frame, frozen=True, tag="output"):
+    generation: str
+    id: str
+    stream: Stream
+    data: bytes
+
+
+class Exited(Frame, frozen=True, tag="exit"):
+    """`code` is 128 + signal where one killed the process, -1 after a time-out."""
+
+    generation: str
+    id: str
+    code: _ExitCode
+    timed_out: bool
+    signal: int | None
+    truncated: bool
+
+
+class ExecFailed(Frame, frozen=True, tag="exec_failed"):
+    generation: str
+    id: str
+    code: RefusalCode
+    message: str
+
+
+class WorkloadExit(Frame, frozen=True, tag="workload_exit"):
+    """The template's own command ended."""
+
+    generation: str
+    code: _ExitCode
+    signal: int | None
+
+
+class Pong(Frame, frozen=True, tag="pong"):
+    nonce: str
+
+
+Request = Start | TakeIdentity | Exec | Cancel | Ping
+Report = (
+    Booted
+    | Started
+    | StartFailed
+    | Identified
+    | IdentityFailed
+    | Output
+    | Exited
+    | ExecFailed
+    | WorkloadExit
+    | Pong
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
+
+def encode(request: Request) -> bytes:
+    """The frame with its newline. Raises `UnicodeEncodeError` for text that is not Unicode."""
+    return _encoder.encode(request) + b"\n"
+
+
+def decode(line: bytes) -> Report | None:
+    """None for anything that is no report: the rest of a line that a fork cut, or a lie."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class LineTooLong(Exception):
+    """More than `MAX_REPORT_BYTES` without a newline."""
+
+
+class LineCutter:
+    """Cuts a stream of bytes into lines and holds at most one that is not complete."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that `chunk` completes, without newlines; no empty ones. Raises `LineTooLong`."""
+        *complete, rest = chunk.split(b"\n")
+        for piece in complete:
+            line = bytes(self._partial + piece)
+            self._partial.clear()
+            if len(line) > MAX_REPORT_BYTES:
+                raise LineTooLong
+            if line:
+                yield line
+        self._partial += rest
+        if len(self._partial) > MAX_REPORT_BYTES:
+            raise LineTooLong

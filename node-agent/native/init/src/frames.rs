@@ -1,0 +1,396 @@
+//! What is said over the guest channel: one JSON object a line, in both directions.
+//!
+//! A newline cannot occur inside JSON, so a line cut off by a fork ends at the newline that the host sends first,
+//! is no valid JSON and is dropped. No frame to the host holds a second object, so the tail of a cut one can never
+//! be taken for a whole one there.
+
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
+
+/// Version of this protocol, said in `booted`.
+pub const PROTOCOL: u32 = 1;
+
+/// Longer lines are dropped whole: 16 MiB of input in base64, and room for arguments.
+pub const MAX_LINE_BYTES: usize = 24 << 20;
+
+/// The generation of a machine that has had no identity yet.
+pub const NIL_GENERATION: &str = "00000000-0000-0000-0000-000000000000";
+
+/// Names and values of environment variables.
+pub type Env = BTreeMap<String, String>;
+
+/// Bytes that travel as base64.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Blob(pub Vec<u8>);
+
+impl std::fmt::Debug for Blob {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Blob({} bytes)", self.0.len())
+    }
+}
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        STANDARD.decode(text).map(Blob).map_err(serde::de::Error::custom)
+    }
+}
+
+/// What the host asks for.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Request {
+    /// Once: the template's environment, and its long-lived command unless `argv` is empty.
+    Start { argv: Vec<String>, env: Env },
+    /// Become another machine than the one this was forked from.
+    Identity(Identity),
+    /// Run a command to its end.
+    Exec(ExecRequest),
+    /// Kill a command's process group; its `exit` follows as after any other end.
+    Cancel { id: String },
+    /// Answered by a `pong` with the same nonce.
+    Ping { nonce: String },
+}
+
+/// Who this machine is from now on.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct Identity {
+    pub generation: String,
+    pub hostname: String,
+    /// Wall clock, nanoseconds since 1970.
+    pub unix_ns: i64,
+    pub entropy: Blob,
+    pub env: Env,
+}
+
+/// A command, given to execve as it is.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct ExecRequest {
+    pub id: String,
+    pub generation: String,
+    pub argv: Vec<String>,
+    pub env: Env,
+    pub cwd: Option<String>,
+    pub stdin: Option<Blob>,
+    pub timeout_ms: u64,
+    /// For both streams together; what goes beyond is read and dropped.
+    pub output_limit: usize,
+}
+
+/// Where output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// Why a command was not started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// The request itself makes no sense.
+    Invalid,
+    /// It was meant for another machine than this one is by now.
+    WrongGeneration,
+    /// As many commands run already as may run at once, or no process can be made.
+    TooMany,
+    BadCwd,
+    NotFound,
+    NotExecutable,
+    Internal,
+}
+
+/// What the guest tells. Commands' frames carry the generation under which the command began.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Report {
+    Booted {
+        protocol: u32,
+    },
+    /// `pid` is null if there was no command to start.
+    Started {
+        pid: Option<i32>,
+    },
+    StartFailed {
+        message: String,
+    },
+    Identified {
+        generation: String,
+    },
+    IdentityFailed {
+        generation: String,
+        message: String,
+    },
+    Output {
+        generation: String,
+        id: String,
+        stream: Stream,
+        data: Blob,
+    },
+    Exit {
+        generation: String,
+        id: String,
+        /// The exit code, 128 + signal where one killed the process, -1 after a time-out.
+        code: i32,
+        timed_out: bool,
+        signal: Option<i32>,
+        truncated: bool,
+    },
+    ExecFailed {
+        generation: String,
+        id: String,
+        code: Refusal,
+        message: String,
+    },
+    WorkloadExit {
+        generation: String,
+        code: i32,
+        signal: Option<i32>,
+    },
+    Pong {
+        nonce: String,
+    },
+}
+
+impl Request {
+    /// None for anything that is no request: the rest of a line that a fork cut, or noise.
+    pub fn decode(line: &[u8]) -> Option<Request> {
+        serde_json::from_slice(line).ok()
+    }
+}
+
+impl Report {
+    /// The frame with its newline.
+    pub fn encode(&self) -> Vec<u8> {
+        // Cannot fail: every key is a string, and writing into a Vec has no errors.
+        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        line.push(b'\n');
+        line
+    }
+}
+
+/// Cuts a stream of bytes into lines.
+#[derive(Default)]
+pub struct Lines {
+    partial: Vec<u8>,
+    overlong: bool,
+}
+
+impl Lines {
+    /// The lines that `chunk` completes, without their newlines. Empty and overlong lines are left out.
+    pub fn feed(&mut self, chunk: &[u8]) -> Vec<Vec<u8>> {
+        let mut complete = Vec::new();
+        let mut pieces = chunk.split(|byte| *byte == b'\n').peekable();
+        while let Some(piece) = pieces.next() {
+            self.append(piece);
+            if pieces.peek().is_some() {
+                let line = std::mem::take(&mut self.partial);
+                if !std::mem::take(&mut self.overlong) && !line.is_empty() {
+                    complete.push(line);
+                }
+            }
+        }
+        complete
+    }
+
+    fn append(&mut self, piece: &[u8]) {
+        if self.overlong || self.partial.len() + piece.len() > MAX_LINE_BYTES {
+            self.overlong = true;
+            self.partial = Vec::new(); // Gives the memory back too.
+        } else {
+            self.partial.extend_from_slice(piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/golden/guest_frames.jsonl");
+
+    #[derive(Deserialize)]
+    struct GoldenLine {
+        to: String,
+        line: String,
+    }
+
+    fn golden(to: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(GOLDEN).expect("the golden file");
+        let lines = text.lines().map(|line| serde_json::from_str::<GoldenLine>(line).expect("a golden line"));
+        lines.filter(|golden| golden.to == to).map(|golden| golden.line).collect()
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> Env {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn strings(items: &[&str]) -> Vec<String> {
+        items.iter().map(|item| (*item).to_owned()).collect()
+    }
+
+    const GENERATION: &str = "6f1c2d3e-4a5b-4c6d-8e7f-901a2b3c4d5e";
+
+    #[test]
+    fn requests_are_read_as_the_host_writes_them() {
+        let expected = vec![
+            Request::Start { argv: strings(&["/bin/server", "--flag"]), env: env(&[("LEVEL", "3")]) },
+            Request::Start { argv: vec![], env: Env::new() },
+            Request::Identity(Identity {
+                generation: GENERATION.to_owned(),
+                hostname: "cart-0-1a2b3".to_owned(),
+                unix_ns: 1_767_225_600_123_456_789,
+                entropy: Blob((0..32).collect()),
+                env: env(&[("FORKTREE_SEED", "7"), ("NOTE", "naïve \"quoted\"\n\u{1f333}")]),
+            }),
+            Request::Exec(ExecRequest {
+                id: "a1".to_owned(),
+                generation: GENERATION.to_owned(),
+                argv: strings(&["sh", "-c", "echo \"$X\" | tr a b"]),
+                env: env(&[("X", "1")]),
+                cwd: Some("/srv".to_owned()),
+                stdin: Some(Blob(vec![0, 10, 255])),
+                timeout_ms: 1500,
+                output_limit: 65536,
+            }),
+            Request::Exec(ExecRequest {
+                id: "a2".to_owned(),
+                generation: NIL_GENERATION.to_owned(),
+                argv: strings(&["true"]),
+                env: Env::new(),
+                cwd: None,
+                stdin: None,
+                timeout_ms: 1,
+                output_limit: 0,
+            }),
+            Request::Cancel { id: "a1".to_owned() },
+            Request::Ping { nonce: "n1".to_owned() },
+        ];
+        let decoded: Vec<_> = golden("guest").iter().map(|line| Request::decode(line.as_bytes())).collect();
+        assert_eq!(decoded, expected.into_iter().map(Some).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn reports_are_written_as_the_host_reads_them() {
+        let (generation, id) = (|| GENERATION.to_owned(), || "a1".to_owned());
+        let refused = |code| Report::ExecFailed { generation: generation(), id: id(), code, message: "why".to_owned() };
+        let reports = vec![
+            Report::Booted { protocol: PROTOCOL },
+            Report::Started { pid: Some(42) },
+            Report::Started { pid: None },
+            Report::StartFailed { message: "not found: \"/bin/server\"".to_owned() },
+            Report::Identified { generation: generation() },
+            Report::IdentityFailed { generation: generation(), message: "not frozen".to_owned() },
+            Report::Output { generation: generation(), id: id(), stream: Stream::Stdout, data: Blob(b"hi\n".to_vec()) },
+            Report::Output { generation: generation(), id: id(), stream: Stream::Stderr, data: Blob(vec![255, 0]) },
+            Report::Exit {
+                generation: generation(),
+                id: id(),
+                code: 3,
+                timed_out: false,
+                signal: None,
+                truncated: false,
+            },
+            Report::Exit {
+                generation: generation(),
+                id: id(),
+                code: -1,
+                timed_out: true,
+                signal: Some(9),
+                truncated: true,
+            },
+            refused(Refusal::Invalid),
+            refused(Refusal::WrongGeneration),
+            refused(Refusal::TooMany),
+            refused(Refusal::BadCwd),
+            refused(Refusal::NotFound),
+            refused(Refusal::NotExecutable),
+            refused(Refusal::Internal),
+            Report::WorkloadExit { generation: NIL_GENERATION.to_owned(), code: 137, signal: Some(9) },
+            Report::Pong { nonce: "n1".to_owned() },
+        ];
+        let encoded: Vec<_> = reports.iter().map(|report| String::from_utf8(report.encode()).expect("UTF-8")).collect();
+        assert_eq!(encoded, golden("host").iter().map(|line| format!("{line}\n")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_frame_to_the_host_has_no_tail_that_is_a_frame_too() {
+        for line in golden("host") {
+            for (at, _) in line.char_indices().skip(1) {
+                let tail = serde_json::from_str::<serde_json::Value>(&line[at..]);
+                assert!(!matches!(tail, Ok(serde_json::Value::Object(_))), "{}", &line[at..]);
+            }
+        }
+    }
+
+    #[test]
+    fn noise_is_no_request() {
+        let table: [&[u8]; 10] = [
+            b"",
+            b"null",
+            b"[]",
+            b"{}",
+            b"{\"type\":\"reboot\"}",
+            b"{\"type\":\"ping\"}",
+            b"{\"type\":\"ping\",\"nonce\":1}",
+            b"\xff\xfe\x00",
+            b"\"gen\":\"x\"}",
+            b"{\"type\":\"start\",\"argv\":[\"\\ud800\"],\"env\":{}}",
+        ];
+        for line in table {
+            assert_eq!(Request::decode(line), None, "{}", String::from_utf8_lossy(line));
+        }
+    }
+
+    #[test]
+    fn deeply_nested_noise_does_not_exhaust_the_stack() {
+        assert_eq!(Request::decode("[".repeat(1 << 20).as_bytes()), None);
+        assert_eq!(Request::decode(format!("{{\"type\":{}", "[".repeat(1 << 20)).as_bytes()), None);
+    }
+
+    #[test]
+    fn lines_come_out_the_same_however_the_stream_is_cut() {
+        let stream = b"\nfirst\n\n\nsecond line\nrest of a cut frame";
+        let whole = Lines::default().feed(stream);
+        assert_eq!(whole, vec![b"first".to_vec(), b"second line".to_vec()]);
+        for first in 0..=stream.len() {
+            for second in first..=stream.len() {
+                let mut lines = Lines::default();
+                let mut got = lines.feed(&stream[..first]);
+                got.extend(lines.feed(&stream[first..second]));
+                got.extend(lines.feed(&stream[second..]));
+                assert_eq!(got, whole, "cut at {first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_overlong_line_is_dropped_and_the_next_one_is_read() {
+        let mut lines = Lines::default();
+        let chunk = vec![b'x'; 1 << 20];
+        for _ in 0..30 {
+            assert!(lines.feed(&chunk).is_empty());
+            assert!(lines.partial.len() <= MAX_LINE_BYTES);
+        }
+        assert!(lines.feed(b"tail\n").is_empty());
+        assert_eq!(lines.feed(b"next\n"), vec![b"next".to_vec()]);
+    }
+
+    #[test]
+    fn the_longest_line_allowed_is_read() {
+        let mut lines = Lines::default();
+        let mut line = vec![b'x'; MAX_LINE_BYTES];
+        line.push(b'\n');
+        assert_eq!(lines.feed(&line)[0].len(), MAX_LINE_BYTES);
+        assert!(lines.feed(&[vec![b'x'; MAX_LINE_BYTES + 1], b"\n".to_vec()].concat()).is_empty());
+    }
+}

@@ -1,0 +1,39 @@
+//! PID 1 of a guest: boots the root file system, runs commands for the host, and takes on a new identity after a fork.
+//!
+//! It runs before every other process of the guest, as one loop that never blocks. What it says goes to the host
+//! through a virtio console port; only what ends the machine goes to the console.
+
+mod boot;
+mod execs;
+mod frames;
+mod identity;
+mod port;
+mod process;
+mod server;
+mod sys;
+mod workload;
+mod workload_group;
+
+use std::io;
+
+/// Where the workload finds what concerns it.
+const RUN_FOLDER: &str = "/run/forktree";
+
+fn main() {
+    let end = match prepare() {
+        Ok(server) => format!("the channel to the host broke: {}", server.serve()),
+        Err(message) => message,
+    };
+    eprintln!("forktree-init: {end}");
+    sys::end_machine()
+}
+
+fn prepare() -> Result<server::Server, String> {
+    let port = boot::boot().map_err(|error| error.to_string())?;
+    let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
+    let group = workload_group::WorkloadGroup::create().map_err(failed("make the workload's control group"))?;
+    std::fs::create_dir_all(RUN_FOLDER).map_err(failed("make the run folder"))?;
+    let signals = sys::child_signals().map_err(failed("listen for ends of processes"))?;
+    sys::become_realtime().map_err(failed("become a real-time process"))?;
+    Ok(server::Server::new(port::Port::new(port), signals, group))
+}

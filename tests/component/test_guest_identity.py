@@ -1,0 +1,154 @@
+"""A real guest's life: it boots, starts its workload, becomes another machine; one that cannot boot ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from component.guest_machine import GuestMachine, booted, soon, started
+from forktree_agent.engine.contract import Command, CommandRefused, MachineGone
+from forktree_agent.engine.microvm.guest import GuestError, Identity
+from forktree_dev.images import guest_directory
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WORKLOAD = (
+    "echo begun; echo $LEVEL >&2; i=0; while true; do i=$((i+1)); echo $i > /tmp/beat; usleep 20000; done"
+)
+YEAR_2030_NS = 1_893_456_000_000_000_000
+
+
+def identity(**changes: object) -> Identity:
+    fields: dict[str, object] = {
+        "generation": str(uuid.uuid4()),
+        "hostname": "branch-3",
+        "unix_ns": YEAR_2030_NS,
+        "entropy": os.urandom(32),
+        "env": {"FORKTREE_SEED": "it's 7"},
+    }
+    return Identity(**fields | changes)  # type: ignore[arg-type]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GuestMachine]:
+    """One guest, through whose life the tests go in order."""
+    async with booted(tmp_path_factory.mktemp("guest")) as machine:
+        yield machine
+
+
+async def test_the_workload_runs_in_its_environment_and_so_do_commands(guest: GuestMachine) -> None:
+    await guest.channel.start_workload(("sh", "-c", WORKLOAD), {"LEVEL": "3"}, deadline=soon())
+    await guest.sh("while [ ! -e /tmp/beat ]; do usleep 10000; done")
+    assert await guest.sh("echo $LEVEL; cat /run/forktree/workload.log") == "3\nbegun\n3\n"
+    assert await guest.sh("grep -c . /sys/fs/cgroup/workload/cgroup.procs") != "0\n"
+    assert guest.channel.workload_exit is None
+
+
+async def test_a_refused_identity_leaves_the_machine_who_it_was_and_its_workload_running(
+    guest: GuestMachine,
+) -> None:
+    for bad, message in [
+        (identity(entropy=b"short"), "32 bytes"),
+        (identity(hostname="x" * 65), "host name"),
+    ]:
+        guest.channel.queue_identity(bad)
+        with pytest.raises(GuestError, match=message):
+            await guest.channel.identified(bad.generation, deadline=soon())
+    await beats(guest)
+
+
+async def test_an_identity_changes_everything_that_tells_machines_apart(guest: GuestMachine) -> None:
+    detached = asyncio.create_task(
+        guest.exec(
+            "sh", "-c", "while [ ! -e /tmp/go ]; do usleep 10000; done; echo unheard; touch /tmp/gone-on"
+        ),
+        name="detached",
+    )
+    await guest.sh("true")  # The one before has begun by now: requests are taken in order.
+    new = identity()
+    guest.channel.queue_identity(new)
+    await guest.channel.identified(new.generation, deadline=soon())
+    old, guest.generation = guest.generation, new.generation
+
+    assert await guest.sh("hostname; date +%Y; echo $FORKTREE_SEED $LEVEL $FORKTREE_GENERATION") == (
+        f"branch-3\n2030\nit's 7 3 {new.generation}\n"
+    )
+    assert await guest.sh(
+        ". /run/forktree/identity; echo $FORKTREE_HOSTNAME $FORKTREE_SEED $FORKTREE_GENERATION"
+    ) == (f"branch-3 it's 7 {new.generation}\n")
+    with pytest.raises(GuestError, match="not the one it was taken for"):
+        await guest.channel.exec(Command(argv=("true",)), old, deadline=soon())
+    # The command of before goes on, but nobody here is told: it is the parent that answers for it.
+    await guest.sh("touch /tmp/go; while [ ! -e /tmp/gone-on ]; do usleep 10000; done")
+    await beats(guest)
+    assert not detached.done()
+    detached.cancel()
+
+
+async def test_an_identity_is_taken_on_under_load(guest: GuestMachine) -> None:
+    busy = asyncio.create_task(
+        guest.exec(
+            "sh", "-c", "for i in 1 2 3 4 5 6; do while true; do :; done & done; yes", seconds=20, limit=1000
+        ),
+        name="busy",
+    )
+    await guest.sh("while [ $(grep -c . /sys/fs/cgroup/workload/cgroup.procs) -lt 7 ]; do usleep 1000; done")
+    new = identity(hostname="busy-0")
+    guest.channel.queue_identity(new)
+    await guest.channel.identified(new.generation, deadline=soon())
+    guest.generation = new.generation
+    assert await guest.sh("hostname") == "busy-0\n"
+    busy.cancel()
+    await guest.exec("killall", "-9", "yes", "sh")
+
+
+async def test_the_end_of_the_workload_is_told(guest: GuestMachine) -> None:
+    await guest.channel.ping(deadline=soon())
+    assert guest.channel.workload_exit is not None  # Killed at the end of the test before.
+    assert (guest.channel.workload_exit.code, guest.channel.workload_exit.signal) == (137, 9)
+
+
+async def beats(guest: GuestMachine) -> None:
+    """The workload runs: its counter moves on."""
+    await guest.sh('old=$(cat /tmp/beat); while [ "$(cat /tmp/beat)" = "$old" ]; do usleep 5000; done')
+
+
+async def test_without_a_command_only_the_environment_is_set_and_only_once(tmp_path: Path) -> None:
+    async with booted(tmp_path) as machine:
+        await machine.channel.start_workload((), {"LEVEL": "4"}, deadline=soon())
+        assert await machine.sh("echo $LEVEL; grep -c . /sys/fs/cgroup/workload/cgroup.procs") == "4\n2\n"
+
+
+async def test_a_workload_that_cannot_run_is_refused_and_a_noisy_one_has_a_bounded_log(
+    tmp_path: Path,
+) -> None:
+    async with booted(tmp_path) as machine:
+        with pytest.raises(CommandRefused, match="no program"):
+            await machine.channel.start_workload(("no-such-program",), {}, deadline=soon())
+    async with booted(tmp_path) as machine:
+        noisy = ("sh", "-c", "yes | head -c 3500000; echo last; exit 3")
+        await machine.channel.start_workload(noisy, {}, deadline=soon())
+        await machine.sh("while ! grep -q last /run/forktree/workload.log; do usleep 10000; done")
+        sizes = [int(size) for size in (await machine.sh("stat -c %s /run/forktree/workload.log*")).split()]
+        assert len(sizes) == 2
+        assert max(sizes) <= 1 << 20
+        await machine.channel.ping(deadline=soon())
+        assert machine.channel.workload_exit is not None
+        assert machine.channel.workload_exit.code == 3
+
+
+async def test_a_machine_that_cannot_boot_says_why_on_its_console_and_ends(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(1 << 20))
+    guest = await asyncio.to_thread(guest_directory, ["tiny"])
+    async with started(tmp_path, guest, disk) as (channel, console, process):
+        with pytest.raises(MachineGone, match="ended"):
+            await channel.wait_booted(deadline=soon())
+        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert "forktree-init: mount the root disk: Invalid argument" in console.read_text(errors="replace")
