@@ -307,20 +307,26 @@ class Engine(Protocol):
         ...
 
     async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
-        """Boot `shape` to readiness and freeze it. Shapes that are equal are baked once, also when asked at once.
+        """Boot `shape` to readiness and freeze it. Equal shapes are baked once, also when asked at once.
 
         Raises `ImageNotFound`, `NeverReady`, `PinMismatch`, `BakeFailed`, `AtCapacity`, `DeadlineExceeded`.
         """
         ...
 
     async def fork(
-        self, parent: MachineId, owner: Owner, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+        self,
+        parent: MachineId,
+        owner: Owner,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        deadline: float,
     ) -> ForkResult:
         """Freeze an instant of the running `parent` under `owner` and start one child per order from it.
 
         All or nothing: after any error or cancellation no child and no point is left, and the parent runs.
-        Without orders only the point is made. Raises `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`,
-        `DeadlineExceeded`, `ParentLost`.
+        Without orders only the point is made. Raises `AtCapacity`, `MemoryLimit`, `TooFragmented`,
+        `ForkFailed`, `DeadlineExceeded`, `ParentLost`.
         """
         ...
 

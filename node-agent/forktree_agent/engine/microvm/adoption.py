@@ -1,0 +1,133 @@
+"""Taking over from an agent that died: keep what was finished, undo what was only begun."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forktree_agent.engine.contract import EngineError, MachineExit, MachineId, Owner, PointLost
+from forktree_agent.engine.microvm.admission import machine_bytes
+from forktree_agent.engine.microvm.baking import BASELINE_KIND
+from forktree_agent.engine.microvm.endings import all_of
+from forktree_agent.engine.microvm.keeping import asking
+from forktree_agent.engine.microvm.records import (
+    BaselineRecord,
+    BatchRecord,
+    MachineRecord,
+    PointRecord,
+    load_all,
+)
+from forktree_agent.engine.microvm.resources import BATCH_KIND, MACHINE_KIND, POINT_KIND, Resources
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.vmms import Vmm
+    from forktree_agent.keeper_client import Keeper, Listing
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10.0
+"""A machine that does not answer its new agent in this time is beyond use."""
+AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    machines: tuple[tuple[MachineRecord, Vmm], ...]
+    points: tuple[PointRecord, ...]
+    baselines: tuple[BaselineRecord, ...]
+    exits: tuple[MachineExit, ...]
+    """Machines that the journal knows and that run no more."""
+
+
+async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Survivors:
+    """Bring journal, keeper and this agent to one view. Afterwards each names exactly the same things."""
+    with asking("taking over"):
+        listing = await keeper.listing(deadline=deadline)
+    await resources.store.adopt(listing.files)
+    points = await _points(resources)
+    machines, exits = await _machines(resources, listing, deadline=deadline)
+    for key, batch in load_all(resources.journal, BATCH_KIND, BatchRecord).items():
+        log.info("undoing_unfinished machines=%d points=%d", len(batch.machines), len(batch.points))
+        await resources.undo(batch)
+        resources.journal.remove(BATCH_KIND, key)
+        machines = [(record, vmm) for record, vmm in machines if record.id not in batch.machines]
+        exits = [each for each in exits if each.machine not in batch.machines]
+        points = [point for point in points if point.id not in batch.points]
+    for ended in exits:
+        await resources.end_machine(ended.machine)
+    await _end_strangers(resources, listing, {record.id for record, _ in machines})
+    baselines = _baselines(resources, {point.id for point in points})
+    await resources.store.drop_unused(point.state_file for point in points)
+    log.info("adopted machines=%d points=%d baselines=%d", len(machines), len(points), len(baselines))
+    return Survivors(tuple(machines), tuple(points), baselines, tuple(exits))
+
+
+async def _points(resources: Resources) -> list[PointRecord]:
+    kept: list[PointRecord] = []
+    for record in load_all(resources.journal, POINT_KIND, PointRecord).values():
+        try:
+            resources.store.descriptor(record.state_file)
+            resources.store.use(record.id, record.chain)
+        except PointLost as err:
+            log.warning("point_lost point=%s owner=%s message=%r", record.id, record.owner, str(err))
+            await resources.end_point(record.id)
+        else:
+            resources.ledger.record(record.id, record.own_bytes, record.tree)
+            kept.append(record)
+    return kept
+
+
+async def _machines(
+    resources: Resources, listing: Listing, *, deadline: float
+) -> tuple[list[tuple[MachineRecord, Vmm]], list[MachineExit]]:
+    running = {entry.machine for entry in listing.machines if entry.exit is None}
+    texts = {entry.machine: entry.exit.text for entry in listing.machines if entry.exit is not None}
+    records = load_all(resources.journal, MACHINE_KIND, MachineRecord)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def take(record: MachineRecord) -> tuple[MachineRecord, Vmm] | MachineExit:
+        if record.id not in running:
+            text = texts.get(record.id, "ended together with its keeper")
+            return MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=f"QEMU {text}")
+        async with turns:
+            try:
+                return record, await _resume(resources, record, deadline=deadline)
+            except EngineError as err:
+                log.warning("adoption_failed machine=%s message=%r", record.id, str(err))
+                text = f"it did not answer after a restart of the agent: {err}"
+                return MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
+
+    taken = await all_of(*(take(record) for record in records.values()))
+    machines = [each for each in taken if not isinstance(each, MachineExit)]
+    return machines, [each for each in taken if isinstance(each, MachineExit)]
+
+
+async def _resume(resources: Resources, record: MachineRecord, *, deadline: float) -> Vmm:
+    resources.store.use(record.id, record.chain)
+    resources.vmms.keep_uid(record.uid)
+    resources.ledger.record(record.id, machine_bytes(record.build.memory_bytes), record.tree)
+    soon = min(deadline, asyncio.get_running_loop().time() + ANSWER_SECONDS)
+    return await resources.vmms.resume(
+        record.id, record.uid, record.build, f"tree-{record.tree}", deadline=soon
+    )
+
+
+async def _end_strangers(resources: Resources, listing: Listing, known: set[str]) -> None:
+    """Machines in no record cannot be: records are written first. Should one be, nobody can reach it."""
+    for entry in listing.machines:
+        if entry.machine not in known:
+            if entry.exit is None and resources.journal.get(MACHINE_KIND, entry.machine) is None:
+                log.warning("stranger_ended machine=%s pid=%d", entry.machine, entry.pid)
+            await resources.end_machine(entry.machine)
+
+
+def _baselines(resources: Resources, points: set[str]) -> tuple[BaselineRecord, ...]:
+    kept: list[BaselineRecord] = []
+    for digest, record in load_all(resources.journal, BASELINE_KIND, BaselineRecord).items():
+        if record.point in points:
+            kept.append(record)
+        else:
+            resources.journal.remove(BASELINE_KIND, digest)
+    return tuple(kept)

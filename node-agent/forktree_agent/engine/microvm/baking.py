@@ -1,0 +1,177 @@
+"""Baking: boot a shape, wait until every check holds, and freeze it as a baseline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from forktree_agent.engine.contract import (
+    BakeFailed,
+    BaselineId,
+    Command,
+    CommandRefused,
+    DeadlineExceeded,
+    MachineGone,
+    NeverReady,
+    PinMismatch,
+    Probe,
+    Shape,
+)
+from forktree_agent.engine.microvm.admission import machine_bytes
+from forktree_agent.engine.microvm.arguments import CPU_MODEL, MACHINE_TYPE, Accelerator
+from forktree_agent.engine.microvm.guest import UNIDENTIFIED
+from forktree_agent.engine.microvm.images import baseline_id
+from forktree_agent.engine.microvm.layers import PAGE_BYTES
+from forktree_agent.engine.microvm.monitor import MonitorError
+from forktree_agent.engine.microvm.records import (
+    BaselineRecord,
+    BatchRecord,
+    Build,
+    LayerRecord,
+    PointRecord,
+    to_journal,
+)
+from forktree_agent.engine.microvm.resources import POINT_KIND
+from forktree_agent.engine.microvm.vmms import Group, Vmm, VmmOrder
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.resources import Resources
+
+log = logging.getLogger(__name__)
+
+BASELINE_KIND = "baseline"
+PIN_SECONDS = 30.0
+
+
+async def bake(
+    resources: Resources, shape: Shape, shape_digest: str, accelerator: Accelerator, *, deadline: float
+) -> tuple[BaselineRecord, PointRecord]:
+    """Boot and freeze. Nothing is left after a failure. Raises what `Engine.bake` promises."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
+    build = Build(image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator)
+    resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
+    batch_record = BatchRecord(machines=(name,), files=(layer, f"state-{point}"), points=(point,))
+    async with resources.begun(batch_record) as batch:
+        resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
+        uid = resources.vmms.take_uid()
+        try:
+            ram = await resources.store.create(layer)
+            os.ftruncate(ram, shape.memory_bytes)
+            group = Group(f"bake-{name}", None)
+            await resources.vmms.join(group, name, deadline=deadline)
+            began = time.monotonic()
+            try:
+                order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=group.name)
+                vmm = await resources.vmms.boot(order, shape.overlay_bytes, deadline=deadline)
+                await vmm.guest.wait_booted(deadline=deadline)
+                pins = await _become_ready(vmm, shape, deadline=deadline)
+                boot_ms = (time.monotonic() - began) * 1000
+                await _freeze(resources, vmm, f"state-{point}")
+            except (MachineGone, MonitorError) as err:
+                raise BakeFailed(f"{shape.image} did not boot: {err}") from err
+            except DeadlineExceeded as err:
+                said = resources.vmms.last_words(name)
+                raise BakeFailed(f"{shape.image} was not ready in time: {err}; it said: {said}") from err
+            await resources.vmms.end(name)
+        finally:
+            resources.vmms.give_back_uid(uid)
+        identity = baseline_id(
+            shape,
+            resources.guest,
+            vmm={
+                "qemu": resources.qemu_version,
+                "machine": MACHINE_TYPE,
+                "cpu": CPU_MODEL,
+                "accelerator": accelerator,
+            },
+            pins=pins,
+        )
+        point_record = _keep(resources, layer, point, identity, build)
+        resources.ledger.free(name)
+        baseline = BaselineRecord(id=identity, shape_digest=shape_digest, point=point, boot_ms=boot_ms)
+        resources.journal.put(BASELINE_KIND, shape_digest, to_journal(baseline))
+        batch.commit()
+    log.info("baked image=%s baseline=%s boot_ms=%.0f", shape.image, identity[:12], boot_ms)
+    return baseline, point_record
+
+
+def _keep(resources: Resources, layer: str, point: str, identity: BaselineId, build: Build) -> PointRecord:
+    resources.store.seal(layer)
+    resources.store.add_layer(
+        LayerRecord(
+            id=layer, bytes=build.memory_bytes, pages=build.memory_bytes // PAGE_BYTES, runs=0, table_offset=0
+        ),
+        user=point,
+    )
+    record = PointRecord(
+        id=point,
+        owner=f"baseline/{identity}",
+        tree=None,
+        baseline=identity,
+        chain=(layer,),
+        own_bytes=build.memory_bytes,
+        build=build,
+    )
+    resources.journal.put(POINT_KIND, point, to_journal(record))
+    resources.ledger.record(point, build.memory_bytes, None)
+    return record
+
+
+async def _freeze(resources: Resources, vmm: Vmm, state_file: str) -> None:
+    state = await resources.store.create(state_file)
+    await vmm.monitor.offer_state_file(state)
+    await vmm.monitor.stop()
+    await vmm.monitor.save_state()
+
+
+async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str, str]:
+    """Start the workload, wait for the probe, check the pins. Returns what each pin printed."""
+    env = dict(shape.env)
+    try:
+        if shape.command:
+            await vmm.guest.start_workload(shape.command, env, deadline=deadline)
+    except CommandRefused as err:
+        raise BakeFailed(f"the template's command did not start: {err}") from err
+    if shape.probe is not None:
+        await _probe(vmm, shape.probe, env, deadline=deadline)
+    seen: dict[str, str] = {}
+    for pin in shape.pins:
+        command = Command(argv=pin.argv, env=env, timeout_seconds=PIN_SECONDS)
+        try:
+            result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
+        except CommandRefused as err:
+            raise PinMismatch(f"pin {pin.name}: {err}") from err
+        seen[pin.name] = result.stdout.decode(errors="replace").strip()
+        if seen[pin.name] != pin.expect.strip() or result.exit_code != 0:
+            raise PinMismatch(
+                f"pin {pin.name} wants {pin.expect.strip()!r} but {' '.join(pin.argv)} printed "
+                f"{seen[pin.name][:200]!r} (exit code {result.exit_code})"
+            )
+    return seen
+
+
+async def _probe(vmm: Vmm, probe: Probe, env: dict[str, str], *, deadline: float) -> None:
+    """Ask until it succeeds. The pauses are the probe's own period, not a wait for something to happen."""
+    await asyncio.sleep(probe.initial_delay_seconds)
+    command = Command(argv=probe.argv, env=env, timeout_seconds=probe.timeout_seconds)
+    last = ""
+    for attempt in range(probe.failure_threshold):
+        if attempt:
+            await asyncio.sleep(probe.period_seconds)
+        try:
+            result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
+        except CommandRefused as err:
+            last = str(err)
+            continue
+        if result.exit_code == 0:
+            return
+        said = (result.stdout + result.stderr).decode(errors="replace").strip()[-200:]
+        last = f"exit code {result.exit_code}" + (f", {said!r}" if said else "")
+    raise NeverReady(
+        f"{' '.join(probe.argv)} failed {probe.failure_threshold} times in a row; the last time: {last}"
+    )

@@ -1,0 +1,177 @@
+"""The canary: boot, fork, compare and exec on throw-away machines, to know what this node can really do.
+
+A device file proves nothing: `/dev/kvm` can exist, answer QEMU, and still not run a guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import stat
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forktree_agent.engine.contract import (
+    ChildOrder,
+    Command,
+    EngineError,
+    ForkFailed,
+    MachineId,
+    Owner,
+    Shape,
+    TreeId,
+    TreeLimits,
+)
+from forktree_agent.engine.microvm.records import CanaryRecord, to_journal
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.arguments import Accelerator
+    from forktree_agent.engine.microvm.engine import MicroVmEngine
+    from forktree_agent.engine.microvm.resources import Resources
+
+log = logging.getLogger(__name__)
+
+CANARY_KIND = "canary"
+CANARY_KEY = "verdict"
+CANARY_SHAPE = Shape(image="builtin:tiny", vcpus=1, memory_bytes=128 << 20, overlay_bytes=16 << 20)
+KVM_SECONDS = 15.0
+"""A guest under a KVM that works is up in a second; one that cannot run hangs for ever."""
+KVM_DEVICE = Path("/dev/kvm")
+PLANT = "head -c 1000000 /dev/urandom > /tmp/canary; sha256sum < /tmp/canary"
+COMPARE = "sha256sum < /tmp/canary"
+
+
+async def find_accelerator(engine: MicroVmEngine, resources: Resources, *, deadline: float) -> CanaryRecord:
+    """What this node can do: remembered from an earlier try on the same boot, or tried now."""
+    tried = _subject(resources)
+    value = resources.journal.get(CANARY_KIND, CANARY_KEY)
+    if value is not None:
+        known = msgspec.convert(value, CanaryRecord)
+        if known.tried == tried:
+            return known
+    verdict = await _verdict(engine, resources.settings.accelerator, tried, deadline=deadline)
+    resources.journal.put(CANARY_KIND, CANARY_KEY, to_journal(verdict))
+    log.info(
+        "canary passed=%s accelerator=%s reason=%s message=%r",
+        verdict.passed,
+        verdict.accelerator,
+        verdict.reason,
+        verdict.message,
+    )
+    return verdict
+
+
+async def _verdict(engine: MicroVmEngine, wanted: str, tried: str, *, deadline: float) -> CanaryRecord:
+    why_not = "KVM was not asked for"
+    if wanted in {"auto", "kvm"}:
+        refusal = _kvm_refusal()
+        if refusal is None:
+            soon = min(deadline, asyncio.get_running_loop().time() + KVM_SECONDS)
+            try:
+                boot_ms, fork_ms = await _try(engine, "kvm", deadline=soon)
+            except EngineError as err:
+                refusal = f"a guest does not run under KVM: {err}"
+            else:
+                return CanaryRecord(
+                    tried=tried,
+                    passed=True,
+                    accelerator="kvm",
+                    reason="CanaryPassed",
+                    message="a guest booted, forked and compared equal under KVM",
+                    boot_ms=boot_ms,
+                    fork_ms=fork_ms,
+                )
+        why_not = refusal
+        if wanted == "kvm":
+            return _failed(tried, "kvm", "NoKvm", why_not)
+    try:
+        boot_ms, fork_ms = await _try(engine, "tcg", deadline=deadline)
+    except EngineError as err:
+        return _failed(tried, "tcg", "CanaryFailed", f"{why_not}; under emulation: {err}")
+    return CanaryRecord(
+        tried=tried,
+        passed=True,
+        accelerator="tcg",
+        reason="CanaryPassed" if wanted == "tcg" else "NoKvm",
+        message=f"a guest booted, forked and compared equal under emulation; {why_not}",
+        boot_ms=boot_ms,
+        fork_ms=fork_ms,
+    )
+
+
+async def _try(engine: MicroVmEngine, accelerator: Accelerator, *, deadline: float) -> tuple[float, float]:
+    """Boot and fork once. Returns boot and fork time in milliseconds; nothing is left either way."""
+    baseline = await engine.bake_with(CANARY_SHAPE, accelerator, deadline=deadline)
+    limits = TreeLimits(tree=TreeId("canary"))
+    ended: list[MachineId] = []
+    try:
+        born = await engine.branch(baseline.point, [_order("canary-parent")], limits, deadline=deadline)
+        parent = born.children[0]
+        ended.append(parent.id)
+        planted = await _say(engine, parent.id, PLANT, deadline=deadline)
+        forked = await engine.fork(
+            parent.id, Owner(f"canary/{uuid.uuid4()}"), [_order("canary-child")], limits, deadline=deadline
+        )
+        child = forked.children[0]
+        ended.append(child.id)
+        seen = [await _say(engine, each, COMPARE, deadline=deadline) for each in ended]
+        await engine.drop_point(forked.point.id)
+        if seen != [planted, planted]:
+            raise ForkFailed("memory of the canary's child differs from its parent's")
+        return baseline.boot_ms, forked.clocks.fork_ms
+    finally:
+        for machine in ended:
+            await engine.release(machine)
+        await engine.drop_baseline(baseline.id)
+
+
+async def _say(engine: MicroVmEngine, machine: MachineId, script: str, *, deadline: float) -> bytes:
+    result = await engine.exec(machine, Command(argv=("/bin/sh", "-c", script)), deadline=deadline)
+    if result.exit_code != 0:
+        raise ForkFailed(f"the canary's command ended with {result.exit_code}: {result.stderr[:200]!r}")
+    return result.stdout
+
+
+def _order(hostname: str) -> ChildOrder:
+    return ChildOrder(owner=Owner(f"canary/{uuid.uuid4()}"), hostname=hostname)
+
+
+def _kvm_refusal() -> str | None:
+    """Why KVM need not even be tried, or None."""
+    try:
+        found = KVM_DEVICE.stat()
+        os.close(os.open(KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as err:
+        return f"{KVM_DEVICE} cannot be opened ({err.strerror})"
+    if not found.st_mode & (stat.S_IRGRP & stat.S_IWGRP) and not found.st_mode & stat.S_IWOTH:
+        return f"{KVM_DEVICE} is for its owner alone, and machines run under user ids of their own"
+    return None
+
+
+def _failed(tried: str, accelerator: Accelerator, reason: str, message: str) -> CanaryRecord:
+    return CanaryRecord(
+        tried=tried,
+        passed=False,
+        accelerator=accelerator,
+        reason=reason,
+        message=message,
+        boot_ms=0,
+        fork_ms=0,
+    )
+
+
+def _subject(resources: Resources) -> str:
+    subject = [
+        resources.qemu_version,
+        resources.guest.manifest.kernel_sha256,
+        resources.guest.manifest.initrd_sha256,
+        resources.guest.digest(CANARY_SHAPE.image),
+        resources.settings.accelerator,
+    ]
+    return hashlib.sha256(json.dumps(subject).encode()).hexdigest()

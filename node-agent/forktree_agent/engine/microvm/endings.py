@@ -1,0 +1,54 @@
+"""Ways of waiting that must not be cut short, and failures of several things told as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from forktree_agent.engine.contract import DeadlineExceeded
+
+Result = TypeVar("Result")
+
+
+async def to_the_end(work: Coroutine[Any, Any, Result], name: str) -> Result:
+    """Await `work` to its end also when the caller is cancelled meanwhile; the cancellation then goes on.
+
+    For what must not be left half done, such as a stopped parent.
+    """
+    task = asyncio.create_task(work, name=name)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception() from None  # type: ignore[misc]  # It is not None.
+        raise
+
+
+async def all_of(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Results in order. The first failure cancels the others and is raised alone, not as a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failed:
+        raise first_of(failed) from failed
+    return [task.result() for task in tasks]
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that a group is about: its first leaf."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+@asynccontextmanager
+async def until(deadline: float, what: str) -> AsyncIterator[None]:
+    """Raises `DeadlineExceeded` naming `what` when the body is not done by `deadline` (loop time)."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as err:
+        raise DeadlineExceeded(f"{what} was not done in time") from err

@@ -1,0 +1,228 @@
+"""The microVM engine: every operation of the contract, over QEMU processes that the keeper holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self
+
+from forktree.models.reasons import Level, Mode
+from forktree_agent.engine.contract import (
+    Adoption,
+    BakeFailed,
+    Baseline,
+    BaselineId,
+    Capability,
+    ChildOrder,
+    Command,
+    ExecResult,
+    ForkResult,
+    Machine,
+    MachineExit,
+    MachineGone,
+    MachineId,
+    Owner,
+    ParentLost,
+    Point,
+    PointId,
+    PointLost,
+    Shape,
+    TreeLimits,
+    Usage,
+)
+from forktree_agent.engine.microvm.admission import Ledger
+from forktree_agent.engine.microvm.adoption import Survivors, adopt
+from forktree_agent.engine.microvm.baking import BASELINE_KIND, bake
+from forktree_agent.engine.microvm.canary import find_accelerator
+from forktree_agent.engine.microvm.endings import to_the_end, until
+from forktree_agent.engine.microvm.forking import Forked, Live, branch, fork
+from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
+from forktree_agent.engine.microvm.records import BaselineRecord, PointRecord
+from forktree_agent.engine.microvm.resources import Resources
+from forktree_agent.engine.microvm.store import FileStore
+from forktree_agent.engine.microvm.vmms import Vmms
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.arguments import Accelerator
+    from forktree_agent.engine.microvm.settings import EngineSettings
+    from forktree_agent.journal import Journal
+    from forktree_agent.keeper_client import Keeper
+
+log = logging.getLogger(__name__)
+
+ENGINE_NAME = "microvm"
+
+
+class MicroVmEngine:
+    """Implements `Engine`. Leaving `running()` lets go of the machines; they run on for the next agent."""
+
+    def __init__(self, resources: Resources, keeper: Keeper) -> None:
+        self._resources = resources
+        self._keeper = keeper
+        self._live: dict[MachineId, Live] = {}
+        self._points: dict[PointId, PointRecord] = {}
+        self._baselines: dict[str, BaselineRecord] = {}
+        self._baking: dict[str, asyncio.Lock] = {}
+        self._accelerator: Accelerator | None = None
+        self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, settings: EngineSettings, *, keeper: Keeper, journal: Journal
+    ) -> AsyncIterator[Self]:
+        """The engine, until left. Raises `ImageNotFound` for an unusable guest directory."""
+        guest = GuestDirectory.read(settings.guest_directory)
+        version = await _qemu_version(settings.qemu_binary)
+        store = FileStore(keeper, journal)
+        async with asyncio.TaskGroup() as tasks:
+            vmms = Vmms(settings, guest, keeper, tasks)
+            ledger = Ledger(settings.memory_limit_bytes)
+            engine = cls(Resources(settings, guest, version, journal, store, vmms, ledger), keeper)
+            watch = tasks.create_task(engine._watch_exits(), name="machine-exits")
+            try:
+                yield engine
+            finally:
+                watch.cancel()
+                vmms.close()
+                store.close()
+
+    async def adopt(self, *, deadline: float) -> Adoption:
+        survivors: Survivors = await adopt(self._resources, self._keeper, deadline=deadline)
+        for record, vmm in survivors.machines:
+            self._live[MachineId(record.id)] = Live(record, vmm)
+        self._points = {PointId(record.id): record for record in survivors.points}
+        self._baselines = {record.shape_digest: record for record in survivors.baselines}
+        for ended in survivors.exits:
+            self._exits.put_nowait(ended)
+        return Adoption(
+            machines=self.machines(),
+            points=self.points(),
+            baselines=tuple(record.view() for record in survivors.baselines),
+        )
+
+    async def probe(self, *, deadline: float) -> Capability:
+        found = await find_accelerator(self, self._resources, deadline=deadline)
+        self._accelerator = found.accelerator
+        return Capability(
+            passed=found.passed,
+            engine=ENGINE_NAME,
+            accelerator=found.accelerator,
+            reason=found.reason,
+            message=found.message,
+            boot_ms=found.boot_ms,
+            fork_ms=found.fork_ms,
+        )
+
+    async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
+        if self._accelerator is None:
+            raise BakeFailed("this node has not proved yet that it can run machines")
+        return await self.bake_with(shape, self._accelerator, deadline=deadline)
+
+    async def bake_with(self, shape: Shape, accelerator: Accelerator, *, deadline: float) -> Baseline:
+        """`bake` under an accelerator that need not be proved: the canary's own way in."""
+        digest = shape_digest(shape, accelerator)
+        lock = self._baking.setdefault(digest, asyncio.Lock())
+        async with until(deadline, f"baking {shape.image}"), lock:
+            baseline = self._baselines.get(digest)
+            if baseline is None:
+                baseline, point = await bake(self._resources, shape, digest, accelerator, deadline=deadline)
+                self._baselines[digest] = baseline
+                self._points[PointId(point.id)] = point
+            return baseline.view()
+
+    async def fork(
+        self,
+        parent: MachineId,
+        owner: Owner,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        deadline: float,
+    ) -> ForkResult:
+        live = self._live.get(parent)
+        if live is None:
+            raise ParentLost(f"machine {parent} does not run")
+        async with until(deadline, "the fork"), live.forking:
+            return self._enter(await fork(self._resources, live, owner, orders, limits, deadline=deadline))
+
+    async def branch(
+        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+    ) -> ForkResult:
+        record = self._points.get(point)
+        if record is None:
+            raise PointLost(f"instant {point} is not held any more")
+        async with until(deadline, "starting children"):
+            return self._enter(await branch(self._resources, record, orders, limits, deadline=deadline))
+
+    async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
+        live = self._live.get(machine)
+        if live is None:
+            raise MachineGone(f"machine {machine} does not run")
+        return await live.vmm.guest.exec(command, live.record.generation, deadline=deadline)
+
+    async def release(self, machine: MachineId) -> None:
+        # Out of the table first: whoever sees its process end from here on knows that it was meant to.
+        self._live.pop(machine, None)
+        await to_the_end(self._resources.end_machine(machine), f"release-{machine}")
+
+    async def drop_point(self, point: PointId) -> None:
+        self._points.pop(point, None)
+        await to_the_end(self._resources.end_point(point), f"drop-{point}")
+
+    async def drop_baseline(self, baseline: BaselineId) -> None:
+        for digest, record in list(self._baselines.items()):
+            if record.id == baseline:
+                del self._baselines[digest]
+                self._resources.journal.remove(BASELINE_KIND, digest)
+                await self.drop_point(PointId(record.point))
+
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(live.record.view(Mode.FORK, Level.MEMORY) for live in self._live.values())
+
+    def points(self) -> tuple[Point, ...]:
+        return tuple(record.view() for record in self._points.values())
+
+    async def exits(self) -> AsyncIterator[MachineExit]:
+        while True:
+            yield await self._exits.get()
+
+    def usage(self) -> Usage:
+        return self._resources.ledger.usage()
+
+    def _enter(self, forked: Forked) -> ForkResult:
+        """Take a finished fork into the tables. No await: what is committed is known at once."""
+        self._points[PointId(forked.point.id)] = forked.point
+        for child in forked.children:
+            self._live[MachineId(child.record.id)] = Live(child.record, child.vmm)
+        return ForkResult(
+            point=forked.point.view(),
+            children=tuple(child.record.view(Mode.FORK, Level.MEMORY) for child in forked.children),
+            clocks=forked.clocks,
+        )
+
+    async def _watch_exits(self) -> None:
+        async for ended in self._keeper.exits():
+            live = self._live.pop(MachineId(ended.machine), None)
+            if live is None:
+                continue  # Released, or not born yet: whoever starts or ends it sees that for itself.
+            said = await self._resources.vmms.autopsy(ended.machine)
+            log.error("machine_lost machine=%s owner=%s text=%r", ended.machine, live.record.owner, said)
+            await self._resources.end_machine(ended.machine)
+            self._exits.put_nowait(
+                MachineExit(machine=MachineId(ended.machine), owner=Owner(live.record.owner), text=said)
+            )
+
+
+async def _qemu_version(binary: str) -> str:
+    """The first line of `--version`. Raises `BakeFailed` where there is no QEMU."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            binary, "--version", stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+        )
+        output, _ = await process.communicate()
+    except OSError as err:
+        raise BakeFailed(f"{binary} cannot be started ({err.strerror}); install qemu-system-x86") from err
+    return output.decode(errors="replace").partition("\n")[0].strip()

@@ -1,0 +1,87 @@
+"""Freezing: copy what is a running machine's own, and its device state, at one instant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forktree_agent.engine.contract import ForkFailed, MachineGone, ParentLost
+from forktree_agent.engine.microvm.endings import to_the_end
+from forktree_agent.engine.microvm.layers import PAGE_BYTES
+from forktree_agent.engine.microvm.monitor import MonitorError
+from forktree_agent.engine.microvm.records import LayerRecord
+from forktree_agent.engine.microvm.shim import ShimError
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.vmms import Vmm
+
+GAP_PAGES = 4
+"""Clean pages copied to join two runs: a page costs the parent 0.4-0.9 us, a run costs each child 4.4 us."""
+FREEZE_SECONDS = 30.0
+"""A freeze takes milliseconds. A QEMU that does not answer in this time will not answer at all."""
+PREPARE_MARGIN = 1.25
+PREPARE_EXTRA_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A frozen moment of a parent, in seconds of the monotonic clock."""
+
+    layer: LayerRecord
+    stopped_at: float
+    running_at: float
+
+
+async def expected_bytes(parent: Vmm, *, deadline: float) -> int:
+    """How much a freeze of `parent` is going to copy: what is private to it now, and what it may add."""
+    private = (await parent.shim.stat(deadline=deadline)).private_pages * PAGE_BYTES
+    return min(parent.build.memory_bytes, int(private * PREPARE_MARGIN) + PREPARE_EXTRA_BYTES)
+
+
+async def freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int) -> Instant:
+    """Copy what is the parent's own, and its device state, at one instant. Afterwards it runs again.
+
+    Not cut short by a cancellation: a stopped parent is worse than a late one. Raises `ParentLost`.
+    """
+    try:
+        return await to_the_end(
+            _freeze(parent, layer_id, layer_fd, state_fd, size_bytes), f"freeze-{parent.name}"
+        )
+    except MachineGone as err:
+        raise ParentLost(f"the parent ended while it was forked: {err}") from err
+    except (MonitorError, ShimError) as err:
+        raise ForkFailed(f"the parent could not be frozen: {err}") from err
+
+
+async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int) -> Instant:
+    deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
+    await parent.shim.prepare(layer_fd, size_bytes, deadline=deadline)
+    try:
+        await parent.monitor.offer_state_file(state_fd)
+        try:
+            async with asyncio.timeout_at(deadline):
+                stopped_at = time.monotonic()
+                try:
+                    await parent.monitor.stop()
+                    dump, _ = await asyncio.gather(
+                        parent.shim.dump(GAP_PAGES, deadline=deadline), parent.monitor.save_state()
+                    )
+                finally:
+                    await parent.monitor.cont()
+                running_at = time.monotonic()
+        except TimeoutError as err:
+            raise ParentLost(f"the parent's QEMU did not answer for {FREEZE_SECONDS:.0f} s") from err
+        finally:
+            await parent.monitor.withdraw_state_file()
+    finally:
+        await parent.shim.finish(deadline=deadline)
+    layer = LayerRecord(
+        id=layer_id,
+        bytes=dump.bytes,
+        pages=dump.pages,
+        runs=dump.runs,
+        table_offset=dump.table_offset,
+    )
+    return Instant(layer, stopped_at, running_at)

@@ -1,0 +1,145 @@
+"""What the engine writes to the journal, as types. Each record is whole: reading one needs no other's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from forktree_agent.engine.contract import (
+    Baseline,
+    BaselineId,
+    Machine,
+    MachineId,
+    Owner,
+    Point,
+    PointId,
+    TreeId,
+)
+from forktree_agent.engine.microvm.arguments import Accelerator
+
+if TYPE_CHECKING:
+    from forktree.models.reasons import Level, Mode
+    from forktree_agent.journal import Journal, Record
+
+RecordType = TypeVar("RecordType", bound=msgspec.Struct)
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine and its children must agree in for device state to fit."""
+
+    image: str
+    memory_bytes: int
+    accelerator: Accelerator
+
+
+class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, tag=False):
+    """Guest pages in a file that the keeper holds as `id`. Without runs it is all of guest RAM, in place."""
+
+    id: str
+    bytes: int
+    pages: int
+    runs: int
+    table_offset: int
+
+
+class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine, written before its process is started."""
+
+    id: str
+    owner: str
+    tree: str
+    baseline: str
+    generation: str
+    uid: int
+    chain: tuple[str, ...]
+    """Layers it was born with, oldest first; a fork of it starts from these and one more."""
+    build: Build
+
+    def grown(self, layer: str) -> MachineRecord:
+        """This machine as born of a chain with one layer more."""
+        return msgspec.structs.replace(self, chain=(*self.chain, layer))
+
+    def view(self, mode: Mode, level: Level) -> Machine:
+        return Machine(
+            id=MachineId(self.id),
+            owner=Owner(self.owner),
+            tree=TreeId(self.tree),
+            baseline=BaselineId(self.baseline),
+            generation=self.generation,
+            mode=mode,
+            level=level,
+        )
+
+
+class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A held instant: device state in the file `state_file`, memory in `chain`."""
+
+    id: str
+    owner: str
+    tree: str | None
+    baseline: str
+    chain: tuple[str, ...]
+    own_bytes: int
+    build: Build
+
+    def sized(self, own_bytes: int) -> PointRecord:
+        """This instant, with what it was found to take."""
+        return msgspec.structs.replace(self, own_bytes=own_bytes)
+
+    @property
+    def state_file(self) -> str:
+        return f"state-{self.id}"
+
+    def view(self) -> Point:
+        return Point(
+            id=PointId(self.id),
+            owner=Owner(self.owner),
+            tree=TreeId(self.tree) if self.tree is not None else None,
+            bytes=self.own_bytes,
+        )
+
+
+class BaselineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A template's ready state, by the digest of the shape it was asked for with."""
+
+    id: str
+    shape_digest: str
+    point: str
+    boot_ms: float
+
+    def view(self) -> Baseline:
+        return Baseline(id=BaselineId(self.id), point=PointId(self.point), boot_ms=self.boot_ms)
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Work begun. While this record exists all that it names is to be undone; removing it is the commit."""
+
+    machines: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    """Names under which the keeper holds files made for this work."""
+    points: tuple[str, ...] = ()
+
+
+class CanaryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The canary's verdict. It holds until the node boots anew or what it tried changes."""
+
+    tried: str
+    """Digest of QEMU, guest and settings: another one asks for another canary."""
+    passed: bool
+    accelerator: Accelerator
+    reason: str
+    message: str
+    boot_ms: float
+    fork_ms: float
+
+
+def to_journal(record: msgspec.Struct) -> Record:
+    value = msgspec.to_builtins(record)
+    assert isinstance(value, dict)
+    return value
+
+
+def load_all(journal: Journal, kind: str, record_type: type[RecordType]) -> dict[str, RecordType]:
+    """Records of one kind by key. One that does not fit its type was written by another version: an error."""
+    return {key: msgspec.convert(value, record_type) for key, value in journal.load(kind).items()}

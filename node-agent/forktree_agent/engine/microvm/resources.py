@@ -1,0 +1,103 @@
+"""What all of the engine's operations work with, and the two ways in which work ends: kept, or undone."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forktree_agent.engine.microvm.endings import to_the_end
+from forktree_agent.engine.microvm.records import (
+    BatchRecord,
+    MachineRecord,
+    PointRecord,
+    to_journal,
+)
+
+if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.admission import Ledger
+    from forktree_agent.engine.microvm.images import GuestDirectory
+    from forktree_agent.engine.microvm.settings import EngineSettings
+    from forktree_agent.engine.microvm.store import FileStore
+    from forktree_agent.engine.microvm.vmms import Vmms
+    from forktree_agent.journal import Journal
+
+log = logging.getLogger(__name__)
+
+MACHINE_KIND = "machine"
+POINT_KIND = "point"
+BATCH_KIND = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    settings: EngineSettings
+    guest: GuestDirectory
+    qemu_version: str
+    journal: Journal
+    store: FileStore
+    vmms: Vmms
+    ledger: Ledger
+
+    def register(self, record: MachineRecord) -> None:
+        """Write a machine down before it is started, and keep the layers it is going to map."""
+        self.journal.put(MACHINE_KIND, record.id, to_journal(record))
+        self.store.use(record.id, record.chain)
+
+    async def end_machine(self, name: str) -> None:
+        """End a machine and all that was its own; its record goes last. Idempotent."""
+        value = self.journal.get(MACHINE_KIND, name)
+        await self.vmms.end(name)
+        self.ledger.free(name)
+        if value is None:
+            return
+        record = msgspec.convert(value, MachineRecord)
+        await self.store.leave(name, record.chain)
+        self.vmms.give_back_uid(record.uid)
+        self.journal.remove(MACHINE_KIND, name)
+
+    async def end_point(self, name: str) -> None:
+        """Hold an instant no longer; its record goes last. Idempotent."""
+        self.ledger.free(name)
+        value = self.journal.get(POINT_KIND, name)
+        if value is None:
+            return
+        record = msgspec.convert(value, PointRecord)
+        await self.store.leave(name, record.chain)
+        await self.store.drop(record.state_file)
+        self.journal.remove(POINT_KIND, name)
+
+    async def undo(self, batch: BatchRecord) -> None:
+        """Take back everything that a batch names, however far it got."""
+        for machine in batch.machines:
+            await self.end_machine(machine)
+        for point in batch.points:
+            await self.end_point(point)
+        await self.store.drop(*batch.files)
+
+    @asynccontextmanager
+    async def begun(self, record: BatchRecord) -> AsyncIterator[Batch]:
+        """Work that is undone on any way out but `commit()`, a crash of the agent included."""
+        key = uuid.uuid4().hex
+        batch = Batch()
+        self.journal.put(BATCH_KIND, key, to_journal(record))
+        try:
+            yield batch
+        finally:
+            if not batch.committed:
+                await to_the_end(self.undo(record), f"undo-{key}")
+            self.journal.remove(BATCH_KIND, key)
+
+
+@dataclass(slots=True)
+class Batch:
+    committed: bool = field(default=False)
+
+    def commit(self) -> None:
+        """Keep what was made. Nothing may be awaited between this and leaving the batch."""
+        self.committed = True

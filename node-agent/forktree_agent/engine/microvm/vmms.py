@@ -1,0 +1,269 @@
+"""QEMU processes: started through the keeper, spoken to over three channels, ended by one ladder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
+from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
+from forktree_agent.engine.microvm.guest import GuestChannel
+from forktree_agent.engine.microvm.keeping import asking, soon
+from forktree_agent.engine.microvm.monitor import Monitor
+from forktree_agent.engine.microvm.shim import ShimClient
+from forktree_agent.keeper_client import (
+    Channel,
+    ChannelType,
+    Code,
+    Exit,
+    Keeper,
+    KeeperError,
+    child_descriptor,
+)
+
+if TYPE_CHECKING:
+    import socket
+
+    from forktree_agent.engine.microvm.images import GuestDirectory
+    from forktree_agent.engine.microvm.records import Build
+    from forktree_agent.engine.microvm.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+CHANNELS = (
+    Channel("monitor", ChannelType.STREAM),
+    Channel("guest", ChannelType.STREAM),
+    Channel("shim", ChannelType.SEQPACKET),
+)
+NAME_PREFIX = "forktree-"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group: a tree's, or the one in which a template is baked."""
+
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmmOrder:
+    """One QEMU to be started."""
+
+    name: str
+    uid: int
+    build: Build
+    ram: int
+    """Descriptor of the file behind its guest RAM."""
+    group: str
+
+
+@dataclass(slots=True)
+class Vmm:
+    """One running QEMU and our ends of its channels."""
+
+    name: str
+    uid: int
+    build: Build
+    monitor: Monitor
+    shim: ShimClient
+    guest: GuestChannel
+    closing: asyncio.Event
+
+    async def serve(self) -> None:
+        """Read the guest's channel until closed. The one task that belongs to this machine."""
+        try:
+            async with self.guest.running():
+                await self.closing.wait()
+        except EngineError as err:
+            # The machine stays: its owner learns it from the next command, which is refused.
+            log.warning(
+                "guest_channel_broken machine=%s reason=%s message=%r", self.name, err.reason, str(err)
+            )
+        finally:
+            await self.monitor.close()
+            self.shim.close()
+
+
+class Vmms:
+    """Starts and ends QEMU processes. Every one has a user id and a network namespace to itself."""
+
+    def __init__(
+        self, settings: EngineSettings, guest: GuestDirectory, keeper: Keeper, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._settings = settings
+        self._guest = guest
+        self._keeper = keeper
+        self._tasks = tasks
+        self._vmms: dict[str, Vmm] = {}
+        self._uids: set[int] = set()
+        self._groups: dict[str, set[str]] = {}
+
+    def take_uid(self) -> int:
+        """A user id that no machine has. Raises `AtCapacity` when all are taken."""
+        first = self._settings.uid_base
+        for uid in range(first, first + self._settings.uid_count):
+            if uid not in self._uids:
+                self._uids.add(uid)
+                return uid
+        raise AtCapacity(f"all {self._settings.uid_count} user ids for machines are in use")
+
+    def keep_uid(self, uid: int) -> None:
+        """Note that a machine that was adopted has this user id."""
+        self._uids.add(uid)
+
+    def give_back_uid(self, uid: int) -> None:
+        self._uids.discard(uid)
+
+    async def join(self, group: Group, name: str, *, deadline: float) -> None:
+        """Say that machine `name` is about to start in `group`, which exists until its last has ended."""
+        members = self._groups.setdefault(group.name, set())
+        members.add(name)
+        with asking(group.name):
+            await self._keeper.limit_cgroup(group.name, group.memory_bytes, deadline=deadline)
+
+    async def boot(self, order: VmmOrder, overlay_bytes: int, *, deadline: float) -> Vmm:
+        """Start a machine that boots, its RAM written through to its file."""
+        return await self._start(order, overlay_bytes, deadline=deadline)
+
+    async def wait_for_state(self, order: VmmOrder, *, deadline: float) -> Vmm:
+        """Start a machine that waits for device state, its RAM a private view of its file."""
+        vmm = await self._start(order, None, deadline=deadline)
+        try:
+            await vmm.shim.hello(order.build.memory_bytes, deadline=deadline)
+            # QEMU may have written to RAM while it started; a fresh mapping makes it the file's again.
+            await vmm.shim.map_all(order.ram, order.build.memory_bytes, deadline=deadline)
+        except MachineGone:
+            raise MachineGone(await self.autopsy(order.name)) from None
+        return vmm
+
+    async def resume(self, name: str, uid: int, build: Build, group: str, *, deadline: float) -> Vmm:
+        """Take over a machine that an earlier agent left running, whatever it was in the middle of."""
+        self._groups.setdefault(group, set()).add(name)
+        with asking(name):
+            channels = await self._keeper.lend(name, deadline=deadline)
+        vmm = self._wired(name, uid, build, channels)
+        await vmm.monitor.resume(deadline=deadline)
+        await vmm.shim.resume(deadline=deadline)
+        return vmm
+
+    async def end(self, name: str) -> Exit | None:
+        """Kill, reap, and free what was this machine's own. Idempotent.
+
+        There is no asking first: a machine that is to go has no state that anybody wants.
+        """
+        vmm = self._vmms.pop(name, None)
+        if vmm is not None:
+            vmm.closing.set()
+        ended = None
+        with asking(name):
+            try:
+                ended = await self._keeper.kill(name, deadline=soon())
+                await self._keeper.forget(name, deadline=soon())
+            except KeeperError as err:
+                if err.code is not Code.NO_SUCH_MACHINE:
+                    raise
+        await self._leave_group(name)
+        return ended
+
+    async def _leave_group(self, name: str) -> None:
+        for group, members in list(self._groups.items()):
+            members.discard(name)
+            if not members:
+                del self._groups[group]
+                with asking(group):
+                    await self._keeper.drop_cgroup(group, deadline=soon())
+
+    async def autopsy(self, name: str) -> str:
+        """How a machine that left us ended, and the last it said: nobody can run it again to find out."""
+        with asking(name):
+            try:
+                # Its channels close a moment before it can be reaped; this waits for that, and takes no
+                # machine away that anybody could still use.
+                ended = (await self._keeper.kill(name, deadline=soon())).text
+            except KeeperError as err:
+                ended = f"is not known to the keeper ({err.code})"
+        said = self.last_words(name)
+        return f"QEMU {ended}" + (f"; it said: {said}" if said else "")
+
+    def last_words(self, name: str) -> str:
+        """The end of a machine's log: QEMU's own complaints, and while it boots its console."""
+        return self._keeper.log_tail(name).strip()
+
+    async def _start(self, order: VmmOrder, overlay_bytes: int | None, *, deadline: float) -> Vmm:
+        with ExitStack() as opened:
+            files = [
+                order.ram,
+                _open(self._guest.image(order.build.image), opened),
+                _open(self._settings.shim_library, opened),
+            ]
+            if overlay_bytes is not None:
+                files += [_open(self._guest.kernel, opened), _open(self._guest.initrd, opened)]
+            at = [Descriptor(child_descriptor(i)) for i in range(len(files) + len(CHANNELS))]
+            monitor, guest, shim = at[len(files) :]
+            arguments = qemu_arguments(
+                self._settings.qemu_binary,
+                NAME_PREFIX + order.name,
+                accelerator=order.build.accelerator,
+                memory_bytes=order.build.memory_bytes,
+                wiring=Wiring(ram=at[0], root_disk=at[1], monitor=monitor, guest=guest),
+                boot=None
+                if overlay_bytes is None
+                else Boot(kernel=at[3], initrd=at[4], overlay_bytes=overlay_bytes),
+            )
+            with asking(order.name):
+                started = await self._keeper.start(
+                    order.name,
+                    arguments,
+                    env={"LD_PRELOAD": f"/proc/self/fd/{at[2]}", "FORKTREE_SHIM_FD": str(shim)},
+                    uid=order.uid,
+                    gid=_gid(order.build.accelerator, order.uid),
+                    cgroup=order.group,
+                    network_namespace=True,
+                    files=files,
+                    channels=CHANNELS,
+                    deadline=deadline,
+                )
+        vmm = self._wired(order.name, order.uid, order.build, started.channels)
+        try:
+            await vmm.monitor.connect(deadline=deadline)
+        except MachineGone:
+            raise MachineGone(await self.autopsy(order.name)) from None
+        return vmm
+
+    def _wired(self, name: str, uid: int, build: Build, channels: Mapping[str, socket.socket]) -> Vmm:
+        vmm = Vmm(
+            name=name,
+            uid=uid,
+            build=build,
+            monitor=Monitor(channels["monitor"], name),
+            shim=ShimClient(channels["shim"]),
+            guest=GuestChannel(channels["guest"], name),
+            closing=asyncio.Event(),
+        )
+        self._vmms[name] = vmm
+        self._tasks.create_task(vmm.serve(), name=f"guest-{name}")
+        return vmm
+
+    def close(self) -> None:
+        """Let go of all channels; the machines run on."""
+        for vmm in self._vmms.values():
+            vmm.closing.set()
+        self._vmms.clear()
+
+
+def _open(path: Path, opened: ExitStack) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _gid(accelerator: str, uid: int) -> int:
+    """A group of its own, or the one that may open KVM's device."""
+    return Path("/dev/kvm").stat().st_gid if accelerator == "kvm" else uid
