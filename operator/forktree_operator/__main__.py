@@ -1,0 +1,70 @@
+"""`python -m forktree_operator`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from forktree_operator.main import run
+from forktree_operator.settings import Settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to stop. 0 after SIGTERM or SIGINT; 1 means: start it again."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    # kopf tells of every stream and step at INFO; what matters of that comes as a warning.
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    settings = Settings(
+        kubeconfig=options.kubeconfig,
+        namespace=options.namespace,
+        identity=options.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:5]}",
+        lease_seconds=options.lease_seconds,
+        sweep_seconds=options.sweep_seconds,
+        source_exists_seconds=options.source_exists_seconds,
+        source_ready_seconds=options.source_ready_seconds,
+    )
+    return uvloop.run(run(settings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forktree-operator", description="Places sessions and routes forks."
+    )
+    parser.add_argument("--kubeconfig", type=Path, help="default: the service account of the pod")
+    parser.add_argument("--namespace", default=Settings.namespace, help="where the Leases live (%(default)s)")
+    parser.add_argument("--identity", help="in the leader's Lease; default: host, process and a random part")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    for option, default, text in (
+        ("--lease-seconds", Settings.lease_seconds, "how long a leader holds without renewal"),
+        ("--sweep-seconds", Settings.sweep_seconds, "longest time between two sweeps"),
+        ("--source-exists-seconds", Settings.source_exists_seconds, "a fork waits for its source to appear"),
+        ("--source-ready-seconds", Settings.source_ready_seconds, "a fork waits for its source to run"),
+    ):
+        help_text = f"{text} (%(default)g)"
+        parser.add_argument(option, type=_positive, default=default, metavar="SECONDS", help=help_text)
+    return parser
+
+
+def _positive(text: str) -> float:
+    """An argument that is a number above zero."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""On which node a root session runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forktree.models.reasons import BakePhase, Reason
+from forktree.models.session import Session
+from forktree.models.session_template import SessionTemplate
+from forktree_operator.decide.actions import Ignore, Place, Wait
+
+MACHINE_OVERHEAD_BYTES: Final = 96 << 20
+"""What an agent counts for a machine beside its guest's memory. With less here, a session could be sent to a
+node that refuses it for good, because a session never moves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoom:
+    """A node as placement sees it."""
+
+    name: str
+    usable: bool
+    """The node can start machines, and its agent is heard from."""
+    free_bytes: int
+    """Memory that nobody has been promised, as far as the operator knows. The agent has the last word."""
+
+
+def place(
+    session: Session, template: SessionTemplate | None, nodes: Sequence[NodeRoom]
+) -> Place | Wait | Ignore:
+    """Where `session` goes. Of the nodes with room, one that has the template baked, then the emptiest.
+
+    Ties go by name, so asking twice gives the same answer. A node that failed to bake the template comes
+    last: if there is no other, its agent says in the session's status what went wrong.
+    """
+    if session.spec.node_name or session.metadata.deleting or session.status.phase.terminal:
+        return Ignore()
+    if session.spec.template_ref is None:
+        return Ignore()  # A child: the agent of its parent's node names the node when it makes the object.
+    if template is None:
+        name = session.spec.template_ref.name
+        return Wait(Reason.TEMPLATE_NOT_FOUND, f"there is no session template named {name} in this namespace")
+    usable = [node for node in nodes if node.usable]
+    if not usable:
+        return Wait(Reason.UNSCHEDULED, "no ready node")
+    needed_bytes = needed(template)
+    fitting = [node for node in usable if node.free_bytes >= needed_bytes]
+    if not fitting:
+        largest_bytes = max(0, *(node.free_bytes for node in usable))
+        return Wait(Reason.UNSCHEDULED, _no_room(template, largest_bytes))
+    phases = {entry.node: entry.phase for entry in template.status.nodes}
+    best = min(fitting, key=lambda node: (_reluctance(phases.get(node.name)), -node.free_bytes, node.name))
+    return Place(best.name)
+
+
+def needed(template: SessionTemplate) -> int:
+    """Bytes that a session of `template` takes on its node, at worst."""
+    return template.spec.machine.memory_bytes + MACHINE_OVERHEAD_BYTES
+
+
+def _reluctance(bake: BakePhase | None) -> int:
+    match bake:
+        case BakePhase.READY:
+            return 0
+        case BakePhase.BAKING | None:
+            return 1
+        case BakePhase.FAILED:
+            return 2
+
+
+def _no_room(template: SessionTemplate, largest_bytes: int) -> str:
+    # Needs are rounded up and room down: no sentence says that 512 MiB do not fit into 512 MiB.
+    needed_mib, guest_mib = _mib_up(needed(template)), _mib_up(template.spec.machine.memory_bytes)
+    wanted = f"{needed_mib} MiB free for a machine of {guest_mib} MiB"
+    return f"no node has {wanted}; the largest has {largest_bytes >> 20} MiB"
+
+
+def _mib_up(size_bytes: int) -> int:
+    return -(-size_bytes // (1 << 20))

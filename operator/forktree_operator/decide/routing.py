@@ -1,0 +1,132 @@
+"""On which node a fork runs: where its source is, once the source can be forked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from forktree.models.conditions import ConditionStatus, ConditionType, find
+from forktree.models.fork import Fork, ForkSource, SourceRef
+from forktree.models.reasons import ForkPhase, Reason, SessionPhase
+from forktree.models.session import Session
+from forktree_operator.decide.actions import Action, Ignore, Place, Reject, Wait
+from forktree_operator.decide.agents import AgentState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a fork waits for its source, counted from the fork's creation by the API server's clock."""
+
+    source_exists_seconds: float = 10.0
+    """For the source's object to appear: a manifest may name the fork before its source."""
+    source_ready_seconds: float = 300.0
+    """For the source to run: the first session of a template waits for the template's bake."""
+
+
+def route(
+    fork: Fork, source: Session | Fork | None, agent: AgentState, now: datetime, patience: Patience
+) -> Action:
+    """Which node takes `fork`. Safe to ask again after any lost or doubled event.
+
+    `source` is the object of the name that the fork gives, and `agent` the state of the agent where that
+    runs. `now` and the creation time come from two clocks, so they are compared with seconds in mind.
+    """
+    if fork.status.node or fork.metadata.deleting or fork.status.phase.terminal:
+        return Ignore()
+    waited_seconds = _age_seconds(fork, now)
+    source_ref = wanted(fork)
+    kind, name, uid = source_ref.word, source_ref.name, source_ref.uid
+    if source is None:
+        left_seconds = patience.source_exists_seconds - waited_seconds
+        if left_seconds > 0:
+            return Wait(again_seconds=min(left_seconds, _next_look_seconds(waited_seconds)))
+        return Reject(Reason.SOURCE_NOT_FOUND, f"there is no {kind} named {name} in this namespace")
+    if uid and uid != source.metadata.uid:
+        return Reject(Reason.SOURCE_GONE, f"{kind} {name} with uid {uid} is gone; another has its name now")
+    if source.metadata.deleting:
+        return Reject(Reason.SOURCE_GONE, f"{kind} {name} is being deleted")
+    found = _session_as_source(source) if isinstance(source, Session) else _fork_as_source(source)
+    if isinstance(found, Place) and agent is AgentState.LOST:
+        # A fork handed to an agent that is away would stand there without a word until that is back.
+        found = _not_ready(f"the agent of node {found.node}, where {kind} {name} runs, does not answer")
+    if not isinstance(found, Wait):
+        return found
+    left_seconds = patience.source_ready_seconds - waited_seconds
+    if left_seconds <= 0:
+        limit = f"{patience.source_ready_seconds:g} s"
+        return Reject(Reason.DEADLINE_EXCEEDED, f"waited {limit} for the source: {found.message}")
+    return Wait(found.reason, found.message, min(left_seconds, _next_look_seconds(waited_seconds)))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a fork says about its source."""
+
+    kind: type[Session] | type[Fork]
+    name: str
+    uid: str | None
+
+    @property
+    def word(self) -> str:
+        """The kind, for a sentence."""
+        return "session" if self.kind is Session else "fork"
+
+
+def wanted(fork: Fork) -> Wanted:
+    """What `fork` names as its source."""
+    match fork.spec.source:
+        case ForkSource(session=SourceRef() as ref):
+            return Wanted(Session, ref.name, ref.uid)
+        case ForkSource(fork=SourceRef() as ref):
+            return Wanted(Fork, ref.name, ref.uid)
+        case _:
+            raise AssertionError("the model lets no fork pass without a source")
+
+
+def _session_as_source(source: Session) -> Place | Reject | Wait:
+    name = source.metadata.name
+    match source.status.phase:
+        case SessionPhase.FAILED:
+            return Reject(Reason.SOURCE_FAILED, f"session {name} has failed{_why(source)}")
+        case SessionPhase.RELEASED:
+            return Reject(Reason.SOURCE_GONE, f"session {name} was released and has no machine any more")
+        case SessionPhase.RUNNING if source.spec.node_name:
+            return Place(source.spec.node_name)
+        case _:
+            return _not_ready(f"session {name} does not run yet")
+
+
+def _fork_as_source(source: Fork) -> Place | Reject | Wait:
+    name = source.metadata.name
+    match source.status.phase:
+        case ForkPhase.FAILED:
+            return Reject(Reason.SOURCE_FAILED, f"fork {name} has failed{_why(source)}")
+        case ForkPhase.RUNNING if source.status.node:
+            held = find(source.status.conditions, ConditionType.POINT_AVAILABLE)
+            if held is None or held.status is ConditionStatus.UNKNOWN:
+                return _not_ready(f"fork {name} does not say whether its instant is held")
+            if held.status is ConditionStatus.FALSE:
+                return Reject(Reason.POINT_LOST, f"the instant of fork {name} is no longer held")
+            return Place(source.status.node)
+        case _:
+            return _not_ready(f"fork {name} does not run yet")
+
+
+def _not_ready(message: str) -> Wait:
+    return Wait(Reason.SOURCE_NOT_READY, message)
+
+
+def _why(source: Session | Fork) -> str:
+    detail = source.status.message or source.status.reason
+    return f": {detail}" if detail else ""
+
+
+def _age_seconds(fork: Fork, now: datetime) -> float:
+    created = fork.metadata.creation_timestamp
+    return max(0.0, (now - created).total_seconds()) if created else 0.0
+
+
+def _next_look_seconds(waited_seconds: float) -> float:
+    """Half of what was waited already: a fork whose source is about to run is not held up, and one that
+    waits for minutes costs little. No event tells the operator, which does not watch placed sessions."""
+    return min(10.0, max(0.25, waited_seconds / 2))

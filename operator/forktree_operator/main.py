@@ -1,0 +1,122 @@
+"""Puts the operator together and runs it while it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import kopf
+
+from forktree.kube.access import AccessError, ClusterAccess
+from forktree.kube.client import KubeClient
+from forktree.kube.errors import KubeError
+from forktree_operator.assigning import Assigning
+from forktree_operator.decide.routing import Patience
+from forktree_operator.handlers import Handlers
+from forktree_operator.kopf_settings import lean_settings
+from forktree_operator.leadership import Leadership, LeadershipLost
+from forktree_operator.lifesigns import Lifesigns
+from forktree_operator.nodes import Nodes
+from forktree_operator.settings import Settings
+from forktree_operator.sweep import Sweep
+from forktree_operator.templates import Templates
+
+log = logging.getLogger(__name__)
+
+
+class WatchingStopped(Exception):
+    """kopf ended although nobody asked it to."""
+
+
+async def run(settings: Settings) -> int:
+    """Lead, work, and stop on SIGTERM or SIGINT. Returns the exit code; 1 means: start it again."""
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    failures: list[Exception] = []
+    try:
+        await _elect(settings, stop)
+    except* (AccessError, KubeError, LeadershipLost, WatchingStopped) as group:
+        failures.extend(_leaves(group))
+    for failure in failures:
+        log.error("stopped error=%s", failure)
+    if not failures:
+        log.info("stopped")
+    return 1 if failures else 0
+
+
+async def _elect(settings: Settings, stop: asyncio.Event) -> None:
+    access = ClusterAccess.discovered(settings.kubeconfig)
+    async with KubeClient.connected(access, user_agent="forktree-operator") as client:
+        leadership = Leadership(
+            client,
+            namespace=settings.namespace,
+            identity=settings.identity,
+            lease_seconds=settings.lease_seconds,
+        )
+        try:
+            if await leadership.acquire(stop):
+                async with asyncio.TaskGroup() as tasks:
+                    keeping = tasks.create_task(leadership.keep(), name="leadership")
+                    await _lead(settings, access, client, stop)
+                    keeping.cancel()
+        finally:
+            await leadership.release()
+
+
+async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, stop: asyncio.Event) -> None:
+    """Work until `stop`. Raises in a group what made it stop before."""
+    templates, lifesigns = Templates(client), Lifesigns()
+    nodes = Nodes(lifesigns)
+    patience = Patience(
+        source_exists_seconds=settings.source_exists_seconds,
+        source_ready_seconds=settings.source_ready_seconds,
+    )
+    assigning = Assigning(
+        client,
+        templates,
+        nodes,
+        lifesigns,
+        patience=patience,
+        requests_in_flight=settings.requests_in_flight,
+    )
+    sweep = Sweep(client, nodes, lifesigns, assigning, settings)
+    await sweep.look()  # So that the first session is not told that there is no node.
+    registry = Handlers(access, templates, nodes, assigning, sweep).registry()
+    async with asyncio.TaskGroup() as tasks:
+        others = [
+            tasks.create_task(sweep.follow_leases(), name="agent-leases"),
+            tasks.create_task(sweep.run(), name="sweep"),
+        ]
+        await _watch(registry, stop)
+        for task in others:
+            task.cancel()
+
+
+async def _watch(registry: kopf.OperatorRegistry, stop: asyncio.Event) -> None:
+    """Run kopf until `stop`. At its end it cancels every task that was begun after it, ours too."""
+    older = asyncio.all_tasks()
+    try:
+        tasks = await kopf.spawn_tasks(
+            registry=registry, settings=lean_settings(), clusterwide=True, standalone=True, stop_flag=stop
+        )
+        _stop_on_signals(stop)  # kopf has just taken the signals for itself.
+        await kopf.run_tasks(tasks, ignored=older)
+    except Exception as err:
+        raise WatchingStopped(f"watching failed: {err!r}") from err
+    if not stop.is_set():
+        raise WatchingStopped("watching ended by itself")
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions in a group of groups, in order."""
+    leaves: list[Exception] = []
+    for each in group.exceptions:
+        leaves += _leaves(each) if isinstance(each, BaseExceptionGroup) else [each]
+    return leaves

@@ -1,0 +1,37 @@
+"""What the operator can be told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Read once by the command line, then passed on; nothing else is configurable."""
+
+    kubeconfig: Path | None = None
+    """File with the API server's address and credentials. None: the service account of the pod."""
+
+    namespace: str = "forktree-system"
+    """Where the Leases live: the agents' and the operator's own."""
+
+    identity: str
+    """Name of this process in the leader's Lease. Has to differ between any two that run."""
+
+    lease_seconds: float = 15.0
+    """How long the leader's Lease holds without renewal: the longest gap when a leader dies. Whole seconds,
+    as the API has it."""
+
+    sweep_seconds: float = 10.0
+    """Longest time between two sweeps, so the longest delay that a lost event can cause."""
+
+    source_exists_seconds: float = 10.0
+    """How long a fork waits for its source's object to appear; see `decide.routing.Patience`."""
+
+    source_ready_seconds: float = 300.0
+    """How long a fork waits for its source to run. Above the time that a template's first bake takes."""
+
+    requests_in_flight: int = 16
+    """API requests that decisions may have under way together. 16 already reach the rate at which one API
+    server answers writes; more would only take its share from the agents."""
