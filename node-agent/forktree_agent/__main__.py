@@ -1,0 +1,110 @@
+"""`python -m forktree_agent`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from forktree.models.quantities import parse_bytes
+from forktree_agent.main import run
+from forktree_agent.settings import Settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to stop. 0 after SIGTERM or SIGINT; 1 means: start it again."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("give both --tls-cert and --tls-key, or neither")
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    host, port = options.listen
+    settings = Settings(
+        node_name=options.node_name,
+        state_directory=options.state_dir,
+        guest_directory=options.guest_dir,
+        shim_library=options.shim_library,
+        kubeconfig=options.kubeconfig,
+        listen_host=host,
+        listen_port=port,
+        advertise_url=options.advertise,
+        memory_limit_bytes=options.memory_limit,
+        uid_base=options.uid_base,
+        accelerator=options.accelerator,
+        tls_certificate=options.tls_cert,
+        tls_key=options.tls_key,
+        system_namespace=options.namespace,
+        sweep_seconds=options.sweep_seconds,
+        capacity_wait_seconds=options.capacity_wait_seconds,
+    )
+    return uvloop.run(run(settings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forktree-agent", description="Runs and forks the sessions of one node."
+    )
+    add = parser.add_argument
+    add("--node-name", required=True, help="the Node object that this machine is")
+    add("--state-dir", type=Path, required=True, help="on tmpfs, shared with the keeper")
+    add("--guest-dir", type=Path, required=True, help="kernel, initial file system and images")
+    add("--shim-library", type=Path, required=True, help="the fork shim that QEMU is started with")
+    add("--kubeconfig", type=Path, help="default: the service account of the pod")
+    add("--listen", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="for the HTTP API")
+    add("--advertise", default="", metavar="URL", help="where clients reach that; default: where it listens")
+    add(
+        "--memory-limit",
+        type=_bytes,
+        default=Settings.memory_limit_bytes,
+        metavar="BYTES",
+        help="for all machines together, at their worst",
+    )
+    add("--uid-base", type=int, default=Settings.uid_base, help="first user id of the machines (%(default)s)")
+    add("--accelerator", choices=["auto", "kvm", "tcg"], default=Settings.accelerator)
+    add("--tls-cert", type=Path, help="certificate chain in PEM; default: one made and signed here")
+    add("--tls-key", type=Path)
+    add("--namespace", default=Settings.system_namespace, help="where the agents' Leases are (%(default)s)")
+    add(
+        "--sweep-seconds", type=_positive, default=Settings.sweep_seconds, help="between sweeps (%(default)g)"
+    )
+    add(
+        "--capacity-wait-seconds",
+        type=_positive,
+        default=Settings.capacity_wait_seconds,
+        help="sessions and forks wait for room (%(default)g)",
+    )
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

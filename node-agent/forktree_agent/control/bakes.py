@@ -1,0 +1,270 @@
+"""Templates on this node: made ready once, said so in their status, and dropped when they are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import ClassVar
+
+from forktree.errors import ForktreeError
+from forktree.kube.client import KubeClient
+from forktree.kube.errors import NotFound
+from forktree.models import BakePhase, Reason, Session, SessionTemplate, Uid
+from forktree.models.session_template import BakedNode
+from forktree_agent.control.objects import Store
+from forktree_agent.control.workers import Workers
+from forktree_agent.engine.contract import (
+    AtCapacity,
+    Baseline,
+    BaselineId,
+    Engine,
+    EngineError,
+    Pin,
+    Probe,
+    Shape,
+)
+from forktree_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PIN_SECONDS = 60.0
+"""For one pin's command to print its version."""
+
+
+class TemplateNotFound(ForktreeError):
+    """There is no such template in the session's namespace."""
+
+    reason: ClassVar[Reason] = Reason.TEMPLATE_NOT_FOUND
+
+
+class Bakes:
+    """All templates, and the baselines that this node holds for them."""
+
+    def __init__(
+        self, settings: Settings, client: KubeClient, engine: Engine, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._engine = engine
+        self._tasks = tasks
+        self.templates: Store[SessionTemplate] = Store()
+        self._held: dict[Uid, Baseline] = {}
+        self._adopted: dict[BaselineId, Baseline] = {}
+        self._running: dict[Uid, asyncio.Task[Baseline | Exception]] = {}
+        self._entries: dict[Uid, BakedNode | None] = {}
+        """What this node's entry in a template's status should be; None: there should be none."""
+        self._reports = Workers("template", tasks)
+        self._reports.do(self._report)
+
+    def close(self) -> None:
+        """Cancel all that is being done. What a cancelled bake had begun, the engine undoes."""
+        self._reports.close()
+        for task in self._running.values():
+            task.cancel()
+
+    def adopted(self, baselines: Iterable[Baseline]) -> None:
+        """Baselines that an agent before this one left. Which template they are of, its status says."""
+        self._adopted = {each.id: each for each in baselines}
+
+    async def listed(self, templates: Iterable[SessionTemplate], *, complete: bool) -> None:
+        """All templates there are, unless not `complete`: then some could not be read."""
+        present = tuple(templates)
+        for template in present:
+            self.observed(template)
+        if not complete:
+            return
+        uids = {template.metadata.uid for template in present}
+        for template in self.templates.all():
+            if template.metadata.uid not in uids:
+                self.deleted(template)
+        wanted = {entry.baseline_id for each in present if (entry := self._entry(each)) is not None}
+        for baseline in tuple(self._adopted.values()):
+            if baseline.id not in wanted and not self._in_use(baseline.id):
+                await self._engine.drop_baseline(baseline.id)
+                log.info("baseline_dropped id=%s", baseline.id)
+            self._adopted.pop(baseline.id, None)
+
+    def observed(self, template: SessionTemplate) -> None:
+        """A template as it is now."""
+        uid = template.metadata.uid
+        self.templates.observe(template)
+        entry = self._entry(template)
+        if entry is None or uid in self._held or uid in self._running or uid in self._entries:
+            return
+        adopted = self._adopted.get(BaselineId(entry.baseline_id or ""))
+        if adopted is not None:
+            self._held[uid] = adopted
+        elif entry.phase is not BakePhase.FAILED:
+            self._say(uid, None)  # Of before a reboot, or of an agent that died while it baked.
+
+    def deleted(self, template: SessionTemplate) -> None:
+        """The template is gone. Its baseline goes with it unless another template has the same."""
+        self.templates.forget(template.metadata.uid)
+        self._reports.poke(template.metadata.uid)
+
+    async def template_of(self, session: Session) -> SessionTemplate:
+        """The template that a root names. Raises `TemplateNotFound`, and `KubeError` if that is not known."""
+        reference = session.spec.template_ref
+        assert reference is not None
+        namespace = session.metadata.namespace or ""
+        known = self.templates.named(namespace, reference.name)
+        if known is not None:
+            return known
+        try:
+            template = await self._client.get(SessionTemplate, namespace, reference.name)
+        except NotFound as err:
+            raise TemplateNotFound(f"there is no template {reference.name} in namespace {namespace}") from err
+        self.observed(template)
+        return template
+
+    def held(self, template: SessionTemplate) -> Baseline | None:
+        """Its baseline, if this node has it now."""
+        baseline = self._held.get(template.metadata.uid)
+        if baseline is not None and any(each.id == baseline.point for each in self._engine.points()):
+            return baseline
+        return None
+
+    def forget(self, template: SessionTemplate) -> None:
+        """Its baseline turned out to be gone."""
+        self._held.pop(template.metadata.uid, None)
+
+    def begin(self, template: SessionTemplate) -> None:
+        """Have it made ready, if it is not being made already. Goes on whoever waits."""
+        uid = template.metadata.uid
+        if uid not in self._running:
+            self._running[uid] = self._tasks.create_task(self._bake(template), name=f"bake-{uid}")
+
+    async def baseline(self, template: SessionTemplate) -> Baseline:
+        """Its baseline, made if need be. Raises as `Engine.bake` does."""
+        self.begin(template)
+        # Shielded: a session that is deleted meanwhile must not end what others wait for too.
+        outcome = await asyncio.shield(self._running[template.metadata.uid])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _bake(self, template: SessionTemplate) -> Baseline | Exception:
+        uid = template.metadata.uid
+        self._say(uid, BakedNode(node=self._settings.node_name, phase=BakePhase.BAKING))
+        try:
+            outcome = await self._baked(template)
+        finally:
+            self._running.pop(uid, None)
+        if isinstance(outcome, Baseline):
+            self._held[uid] = outcome
+            log.info("baked template=%s baseline=%s boot_ms=%.0f", uid, outcome.id, outcome.boot_ms)
+        else:
+            log.error("bake_failed template=%s error=%r", uid, str(outcome))
+        self._say(uid, entry_after(outcome, self._settings.node_name))
+        return outcome
+
+    async def _baked(self, template: SessionTemplate) -> Baseline | Exception:
+        deadline = asyncio.get_running_loop().time() + bake_seconds(template, self._settings.boot_seconds)
+        try:
+            return await self._engine.bake(shape_of(template), deadline=deadline)
+        except EngineError as err:
+            return err
+        except Exception as err:  # The task's edge: a defect met by one template must not end the agent.
+            log.exception("bake_broke template=%s", template.metadata.uid)
+            return err
+
+    def _entry(self, template: SessionTemplate) -> BakedNode | None:
+        return template.status.on(self._settings.node_name)
+
+    def _say(self, uid: Uid, entry: BakedNode | None) -> None:
+        self._entries[uid] = entry
+        self._reports.poke(uid)
+
+    def _in_use(self, baseline: BaselineId) -> bool:
+        return any(each.id == baseline for each in self._held.values())
+
+    async def _report(self, uid: Uid) -> float | None:
+        """One step for one template: write this node's entry, or let go of what is deleted."""
+        if self.templates.gone(uid):
+            self._entries.pop(uid, None)
+            baseline = self._held.pop(uid, None)
+            if baseline is not None and not self._in_use(baseline.id):
+                await self._engine.drop_baseline(baseline.id)
+                log.info("baseline_dropped id=%s template=%s", baseline.id, uid)
+            return None
+        template = self.templates.get(uid)
+        if template is None or uid not in self._entries:
+            return None
+        entry = self._entries[uid]
+        if entry == self._entry(template):
+            return None
+        nodes = [] if entry is None else [entry.to_json()]
+        try:
+            written = await self._client.apply(
+                SessionTemplate,
+                template.metadata.namespace,
+                template.metadata.name,
+                {"metadata": {"uid": uid}, "status": {"nodes": nodes}},
+                manager=self._settings.field_manager,
+                subresource="status",
+                force=True,
+            )
+        except NotFound:
+            return None  # Its deletion is on the way to us.
+        self.templates.observe(written)
+        return 0.0
+
+
+def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
+    """What a node says of a template after a bake. Pure."""
+    match outcome:
+        case Baseline():
+            return BakedNode(
+                node=node,
+                phase=BakePhase.READY,
+                baseline_id=outcome.id,
+                boot_ms=round(outcome.boot_ms, 3),
+            )
+        case AtCapacity():
+            # Nothing has failed: it is tried again as long as a session waits.
+            return BakedNode(
+                node=node, phase=BakePhase.BAKING, reason=outcome.reason, message=outcome.message
+            )
+        case EngineError():
+            return BakedNode(
+                node=node, phase=BakePhase.FAILED, reason=outcome.reason, message=outcome.message
+            )
+        case _:
+            message = f"the engine broke: {outcome!r}"
+            return BakedNode(node=node, phase=BakePhase.FAILED, reason=Reason.INTERNAL, message=message)
+
+
+def shape_of(template: SessionTemplate) -> Shape:
+    """What of a template decides what its baseline is."""
+    spec = template.spec
+    checks = spec.readiness_probe
+    probe = None
+    if checks is not None and checks.exec is not None:
+        probe = Probe(
+            argv=tuple(checks.exec.command),
+            initial_delay_seconds=float(checks.initial_delay_seconds),
+            period_seconds=float(checks.period_seconds),
+            timeout_seconds=float(checks.timeout_seconds),
+            failure_threshold=checks.failure_threshold,
+        )
+    pins = () if checks is None else checks.pins
+    return Shape(
+        image=spec.image,
+        vcpus=spec.machine.vcpus,
+        memory_bytes=spec.machine.memory_bytes,
+        overlay_bytes=spec.machine.overlay_bytes,
+        command=tuple(spec.command),
+        env=tuple((each.name, each.value) for each in spec.env),
+        probe=probe,
+        pins=tuple(Pin(name=each.name, argv=tuple(each.command), expect=each.expect) for each in pins),
+    )
+
+
+def bake_seconds(template: SessionTemplate, boot_seconds: float) -> float:
+    """How long a bake may take: the boot, and all that its own checks are allowed to."""
+    checks = template.spec.readiness_probe
+    if checks is None:
+        return boot_seconds
+    tries = checks.failure_threshold * (checks.period_seconds + checks.timeout_seconds)
+    return boot_seconds + checks.initial_delay_seconds + tries + PIN_SECONDS * len(checks.pins)

@@ -1,0 +1,159 @@
+"""The Session objects of a fork's children: written after their machines run, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
+from forktree.models import Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
+from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
+from forktree.models.session import ForkRef
+from forktree_agent.control.owners import child_owner
+from forktree_agent.control.records import ForkRecord, SessionRecord
+from forktree_agent.control.statuses import ChildSeen
+from forktree_agent.control.world import World
+from forktree_agent.engine.contract import Owner
+
+log = logging.getLogger(__name__)
+
+WRITES_AT_ONCE = 8
+"""Of one fork. A server takes some hundred a second of all nodes together."""
+
+
+class Children:
+    """Children of forks that are done."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def record(self, fork: Fork, record: ForkRecord) -> None:
+        """Write the objects that are missing. A child whose object is refused is ended; the others stay.
+
+        Raises `KubeError` when it is not known of some whether they were written; calling it again finds out.
+        """
+        made = record.result
+        assert made is not None
+        missing = [
+            index
+            for index in range(len(made.children))
+            if self._world.records.session(child_owner(fork.metadata.uid, index)) is None
+        ]
+        at_once = asyncio.Semaphore(WRITES_AT_ONCE)
+
+        async def one(index: int) -> None:
+            async with at_once:
+                await self._record_one(fork, record, index)
+
+        outcomes = await asyncio.gather(*(one(index) for index in missing), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def seen(self, fork: Fork, record: ForkRecord) -> list[ChildSeen]:
+        """What became of each child, as far as this node knows."""
+        made = record.result
+        assert made is not None
+        running = {each.owner for each in self._world.engine.machines()}
+        owners = [child_owner(fork.metadata.uid, index) for index in range(len(made.children))]
+        return [self._seen(owner, runs=owner in running) for owner in owners]
+
+    def _seen(self, owner: Owner, *, runs: bool) -> ChildSeen:
+        child = self._world.records.session(owner)
+        if child is None:
+            if runs:
+                return ChildSeen(phase=SessionPhase.RUNNING, recorded=False)
+            return ChildSeen(phase=SessionPhase.FAILED, recorded=False, reason=Reason.MACHINE_LOST)
+        if child.uid is None:
+            return ChildSeen(
+                phase=SessionPhase.FAILED, recorded=False, reason=Reason.INVALID, refusal=child.lost
+            )
+        session = self._world.sessions.get(child.uid)
+        if session is not None and session.status.phase.terminal:
+            return ChildSeen(phase=session.status.phase, recorded=True, reason=session.status.reason)
+        if child.ended or self._world.sessions.gone(child.uid):
+            return ChildSeen(phase=SessionPhase.RELEASED, recorded=True)
+        if runs:
+            return ChildSeen(phase=SessionPhase.RUNNING, recorded=True)
+        return ChildSeen(phase=SessionPhase.FAILED, recorded=True, reason=Reason.MACHINE_LOST)
+
+    async def _record_one(self, fork: Fork, record: ForkRecord, index: int) -> None:
+        wanted = _child(fork, record, index, self._world.node)
+        try:
+            session = await self._world.client.create(wanted)
+        except AlreadyExists:
+            session = await self._existing(wanted)
+            if not _is_ours(session, wanted):
+                await self._refused(
+                    fork, record, index, f"the name {wanted.metadata.name} is taken by another Session"
+                )
+                return
+        except (Forbidden, Invalid) as err:
+            await self._refused(fork, record, index, err.message)
+            return
+        if self._world.records.session(child_owner(fork.metadata.uid, index)) is None:
+            self._world.records.put_session(bound(session, record, index))
+        # Its own worker writes its status.
+        self._world.observed(session)
+
+    async def _existing(self, wanted: Session) -> Session:
+        try:
+            return await self._world.client.get(Session, wanted.metadata.namespace, wanted.metadata.name)
+        except NotFound as err:
+            raise AlreadyExists(f"{wanted.metadata.name} was just deleted; it is tried again") from err
+
+    async def _refused(self, fork: Fork, record: ForkRecord, index: int, why: str) -> None:
+        """A late refusal ends only this child."""
+        owner = child_owner(fork.metadata.uid, index)
+        log.error("child_refused fork=%s index=%d error=%r", fork.metadata.uid, index, why)
+        self._world.records.put_session(
+            SessionRecord(
+                owner=owner,
+                uid=None,
+                namespace=record.namespace,
+                name=child_name(record.name, index, record.uid),
+                lineage=record.lineage,
+                seen_at=record.seen_at,
+                lost=why,
+                ended=True,
+            )
+        )
+        machine = self._world.machine(owner)
+        if machine is not None:
+            await self._world.engine.release(machine.id)
+            self._world.room_changed()
+
+
+def bound(session: Session, record: ForkRecord, index: int) -> SessionRecord:
+    """What to note of a child whose object is there: from here on its machine goes when the object does."""
+    made = record.result
+    assert made is not None
+    return SessionRecord(
+        owner=child_owner(record.uid, index),
+        uid=session.metadata.uid,
+        namespace=session.metadata.namespace or "",
+        name=session.metadata.name,
+        lineage=record.lineage,
+        start=made.children[index],
+        total_ms=record.total_ms,
+        seen_at=record.seen_at,
+        lost=record.lost.get(str(index)),
+    )
+
+
+def _child(fork: Fork, record: ForkRecord, index: int, node: str) -> Session:
+    uid = fork.metadata.uid
+    return Session(
+        metadata=ObjectMeta(
+            name=child_name(fork.metadata.name, index, uid),
+            namespace=fork.metadata.namespace,
+            labels={ROOT_LABEL: record.lineage.root, FORK_LABEL: fork.metadata.name},
+            owner_references=(fork.owner_reference(),),
+        ),
+        spec=SessionSpec(fork_ref=ForkRef(name=fork.metadata.name, uid=uid, index=index), node_name=node),
+    )
+
+
+def _is_ours(found: Session, wanted: Session) -> bool:
+    """Whether `found` is the object that an agent before this one wrote, and not another of its name."""
+    return found.spec.fork_ref == wanted.spec.fork_ref

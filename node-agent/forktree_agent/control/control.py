@@ -1,0 +1,94 @@
+"""Control as one component: watches, workers, sweep and node report, running together until left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from forktree.kube.client import KubeClient
+from forktree.models import Fork, Session
+from forktree_agent.control.bakes import Bakes
+from forktree_agent.control.exits import watch_exits
+from forktree_agent.control.facade import Facade
+from forktree_agent.control.forks import Forks
+from forktree_agent.control.prune import Pruner
+from forktree_agent.control.records import Records
+from forktree_agent.control.sessions import Sessions
+from forktree_agent.control.status_writer import StatusWriter
+from forktree_agent.control.sweep import Sweep
+from forktree_agent.control.tree import Place
+from forktree_agent.control.watches import Watches
+from forktree_agent.control.workers import Workers
+from forktree_agent.control.world import World, loop_now
+from forktree_agent.engine.contract import Adoption, Engine
+from forktree_agent.journal import Journal
+from forktree_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Everything that decides on this node. `facade` is what others may know and do."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.facade = Facade(world.node, world.engine, world.sessions, world.forks, world.records)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, settings: Settings, *, client: KubeClient, engine: Engine, journal: Journal, adoption: Adoption
+    ) -> AsyncGenerator[Control]:
+        """Decide for this node until left. Machines run on then; the next agent takes them over.
+
+        `adoption` is what `engine` answered to `adopt`.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            world = World(
+                settings=settings,
+                client=client,
+                engine=engine,
+                records=Records(journal),
+                writer=StatusWriter(client),
+                session_work=Workers("session", tasks),
+                fork_work=Workers("fork", tasks),
+                prune_work=Workers("prune", tasks),
+            )
+            place_known(world)
+            bakes = Bakes(settings, client, engine, tasks)
+            bakes.adopted(adoption.baselines)
+            pruner = Pruner(world)
+            sweep = Sweep(world, pruner)
+            watches = Watches(world, bakes, pruner, sweep)
+            world.session_work.do(Sessions(world, bakes).round)
+            world.fork_work.do(Forks(world, tasks).round)
+            world.prune_work.do(pruner.round)
+            endless = [
+                # First, so that how a machine ended while no agent ran is noted before anybody asks.
+                tasks.create_task(watch_exits(world), name="exits"),
+                tasks.create_task(watches.templates(), name="watch-templates"),
+                tasks.create_task(watches.sessions(), name="watch-sessions"),
+                tasks.create_task(watches.forks(), name="watch-forks"),
+                tasks.create_task(sweep.run(), name="sweep"),
+            ]
+            try:
+                yield cls(world)
+            finally:
+                for task in endless:
+                    task.cancel()
+                for workers in (world.session_work, world.fork_work, world.prune_work):
+                    workers.close()
+                bakes.close()
+
+
+def place_known(world: World) -> None:
+    """Enter what the journal knows into the tree: only what is known can be missed."""
+    for session in world.records.sessions():
+        if session.uid is not None and not session.ended:
+            place = Place(kind=Session, namespace=session.namespace, name=session.name, uid=session.uid)
+            world.tree.place(place, None, now=loop_now())
+    for fork in world.records.forks():
+        place = Place(kind=Fork, namespace=fork.namespace, name=fork.name, uid=fork.uid)
+        world.tree.place(place, None, now=loop_now())

@@ -1,0 +1,135 @@
+"""What to do for a Session, from what is. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from forktree.models import Reason, Session, SessionPhase
+from forktree_agent.control.records import ForkRecord, SessionRecord
+from forktree_agent.engine.contract import Machine
+
+DOOMED_GRACE_SECONDS = 30.0
+"""What hangs below a deleted object is deleted by the garbage collector, so nothing is written to it. If it
+is still there after this (a finalizer holds what is above), it must not go on saying that it is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A session as this node knows it."""
+
+    session: Session
+    machine: Machine | None
+    record: SessionRecord | None
+    fork: ForkRecord | None = None
+    """For a child: the record of the fork that made it."""
+    doomed_seconds: float | None = None
+    """Since when something above it is deleted; None: it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """All is as it should be, or not ours to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Nothing now; look again after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A root without a machine: start one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """The object of a child whose machine runs: note that it is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRunning:
+    """The machine answers: say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowFailed:
+    """There is no machine and will be none."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndMachine:
+    """The session is over, and its machine still runs."""
+
+
+Action: TypeAlias = Nothing | Look | Start | Bind | ShowRunning | ShowFailed | EndMachine
+
+
+def decide(view: View) -> Action:
+    """The one next step. Safe to ask again after any lost, doubled or late event."""
+    session, record = view.session, view.record
+    if session.metadata.deleting:
+        return Nothing()  # Its machine is ended where the deletion is seen, with all below it.
+    if session.status.phase.terminal:
+        # Also where the operator said so: a final phase fences this agent.
+        return Nothing() if view.machine is None or not _ours(view) else EndMachine()
+    if view.doomed_seconds is not None:
+        return _doomed(view.doomed_seconds)
+    if record is not None and record.ended:
+        return ShowFailed(Reason.MACHINE_LOST, record.lost or "its machine was ended")
+    if record is not None and record.uid != session.metadata.uid:
+        return ShowFailed(Reason.INVALID, "this child of its fork is another Session already")
+    if view.machine is not None:
+        return _running(view)
+    return _without_machine(view)
+
+
+def _ours(view: View) -> bool:
+    return view.record is None or view.record.uid == view.session.metadata.uid
+
+
+def _doomed(seconds: float) -> Action:
+    if seconds < DOOMED_GRACE_SECONDS:
+        return Look(DOOMED_GRACE_SECONDS - seconds)
+    return ShowFailed(Reason.PARENT_LOST, "something above it was deleted, and its machine with it")
+
+
+def _running(view: View) -> Action:
+    if view.record is not None and view.record.start is not None:
+        return ShowRunning()
+    if view.session.spec.template_ref is not None:
+        return Start()  # An agent died before it noted the machine. Starting takes over what is there.
+    return _bind(view)
+
+
+def _bind(view: View) -> Action:
+    reference = view.session.spec.fork_ref
+    if (
+        reference is not None
+        and view.fork is not None
+        and view.fork.result is not None
+        and reference.index < len(view.fork.result.children)
+    ):
+        return Bind()
+    return ShowFailed(Reason.MACHINE_LOST, "this node knows of no fork that made it")
+
+
+def _without_machine(view: View) -> Action:
+    session, record = view.session, view.record
+    if session.spec.fork_ref is not None and record is None:
+        return _bind(view)  # It died before its object was there. Bound, it can say how.
+    started = session.status.phase is SessionPhase.RUNNING or (
+        record is not None and (record.start is not None or record.lost is not None)
+    )
+    if session.spec.template_ref is not None and not started:
+        return Start()
+    how = None if record is None else record.lost
+    return ShowFailed(
+        Reason.MACHINE_LOST,
+        f"its machine ended by itself: {how}" if how else "its machine is not on its node any more",
+    )

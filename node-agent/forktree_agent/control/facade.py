@@ -1,0 +1,69 @@
+"""What the HTTP API may know and do: this node's sessions, their machines, and waiting for status.
+
+It reads what the agent holds anyway, so an answer costs the API server nothing and is as new as the watch.
+Objects of other nodes are not known here; for those, ask the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forktree.models import Fork, Session, Uid
+from forktree_agent.control.objects import Store
+from forktree_agent.control.owners import owner_of
+from forktree_agent.control.records import Records
+from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine, MachineGone
+
+
+class Facade:
+    """Control as seen from the HTTP API. All methods that do not wait answer from memory."""
+
+    def __init__(
+        self, node_name: str, engine: Engine, sessions: Store[Session], forks: Store[Fork], records: Records
+    ) -> None:
+        self.node_name = node_name
+        self._engine = engine
+        self._sessions = sessions
+        self._forks = forks
+        self._records = records
+
+    def session(self, namespace: str, name: str) -> Session | None:
+        """The session of that name on this node, as last seen. None: not here, or not seen yet."""
+        return self._sessions.named(namespace, name)
+
+    def sessions(self, namespace: str) -> tuple[Session, ...]:
+        """All sessions of a namespace on this node, as last seen."""
+        return tuple(each for each in self._sessions.all() if each.metadata.namespace == namespace)
+
+    def fork(self, namespace: str, name: str) -> Fork | None:
+        """The fork of that name on this node, as last seen. None: not here, or not seen yet."""
+        return self._forks.named(namespace, name)
+
+    def machine(self, session: Session) -> Machine | None:
+        """The machine that runs for `session` and answered its identity message, if there is one."""
+        owner = owner_of(session)
+        record = self._records.session(owner)
+        if record is None or record.uid != session.metadata.uid or record.ended:
+            return None
+        return next((each for each in self._engine.machines() if each.owner == owner), None)
+
+    async def exec(self, session: Session, command: Command, *, deadline: float) -> ExecResult:
+        """Run a command in `session` to its end; `deadline` is loop time.
+
+        Raises what `Engine.exec` raises: `MachineGone`, `CommandRefused`, `DeadlineExceeded`.
+        """
+        machine = self.machine(session)
+        if machine is None:
+            raise MachineGone(f"session {session.metadata.name} has no running machine on this node")
+        return await self._engine.exec(machine.id, command, deadline=deadline)
+
+    async def session_when(self, uid: Uid, there: Callable[[Session], bool], *, deadline: float) -> Session:
+        """The session as soon as `there` holds for it and it is on this node.
+
+        Raises `ObjectGone` once it is deleted, and `TimeoutError` at `deadline` (loop time).
+        """
+        return await self._sessions.when(uid, there, deadline=deadline)
+
+    async def fork_when(self, uid: Uid, there: Callable[[Fork], bool], *, deadline: float) -> Fork:
+        """The fork as soon as `there` holds for it and it is on this node. Raises like `session_when`."""
+        return await self._forks.when(uid, there, deadline=deadline)

@@ -1,0 +1,188 @@
+"""What control must know after a restart: which machine is whose, and how far each fork came.
+
+All of it is in memory and, written through without any `await`, in the journal. A machine's record has the
+machine's owner name as its key; it is bound to the uid of a Session object as soon as that is known.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from forktree.models import Level, Mode, Uid
+from forktree_agent.control.owners import ChildMachine, child_owner, meaning
+from forktree_agent.engine.contract import Owner
+from forktree_agent.journal import Journal, Record
+
+log = logging.getLogger(__name__)
+
+SESSION, FORK = "session", "fork"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the template allows to one tree."""
+
+    depth: int
+    memory_bytes: int | None
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's place in its tree. All children of one fork have the same."""
+
+    root: Uid
+    parent: Uid | None
+    """The session whose memory it carried on; None for a root."""
+    depth: int
+    template_uid: Uid
+    limits: Limits
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """How a machine came to be. `fork_ms` is the engine's clock of that name, for its whole fork."""
+
+    baseline_id: str
+    generation: str
+    mode: Mode
+    level: Level
+    fork_ms: float | None
+    """None where the agent died before it noted it."""
+    started_at: str
+    """Wall clock, RFC 3339."""
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine and the Session object it is bound to."""
+
+    owner: Owner
+    uid: Uid | None
+    """The object's uid. None only where the object was refused, and then `ended` is set."""
+    namespace: str
+    name: str
+    lineage: Lineage
+    start: Start | None = None
+    """None while a root is being started."""
+    total_ms: float | None = None
+    seen_at: float
+    """When this agent or one before it saw the request: monotonic seconds, the same for one boot."""
+    lost: str | None = None
+    """How the machine ended by itself, in words."""
+    ended: bool = False
+    """It is over: its object is gone or was refused. It is never started again."""
+
+
+class ForkMade(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine made of it. Clocks as in `ForkClocks`."""
+
+    point_id: str
+    point_bytes: int
+    children: tuple[Start, ...]
+    pause_ms: float | None
+    fork_ms: float
+    ready_ms: float
+
+
+class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork that was begun, and with `result` one whose machines ran and answered."""
+
+    uid: Uid
+    namespace: str
+    name: str
+    above: Uid
+    """The object it hangs below: what was forked."""
+    above_kind: str
+    above_name: str
+    lineage: Lineage
+    """That of its children."""
+    baseline_id: str
+    seen_at: float
+    """Like that of a session."""
+    result: ForkMade | None = None
+    total_ms: float | None = None
+    lost: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """How machines ended by themselves before their objects were there, by index."""
+
+
+Kept = TypeVar("Kept", SessionRecord, ForkRecord)
+
+
+class Records:
+    """The journal's records of sessions and forks, by owner name and by uid."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._sessions: dict[Owner, SessionRecord] = {}
+        self._forks: dict[Uid, ForkRecord] = {}
+        for session in _readable(journal, SESSION, SessionRecord):
+            self._sessions[session.owner] = session
+        for fork in _readable(journal, FORK, ForkRecord):
+            self._forks[fork.uid] = fork
+
+    def session(self, owner: Owner) -> SessionRecord | None:
+        return self._sessions.get(owner)
+
+    def sessions(self) -> tuple[SessionRecord, ...]:
+        return tuple(self._sessions.values())
+
+    def fork(self, uid: Uid) -> ForkRecord | None:
+        return self._forks.get(uid)
+
+    def forks(self) -> tuple[ForkRecord, ...]:
+        return tuple(self._forks.values())
+
+    def put_session(self, record: SessionRecord) -> None:
+        """Written when this returns. Raises `JournalError`."""
+        self._journal.put(SESSION, _key(record.owner), _plain(record))
+        self._sessions[record.owner] = record
+
+    def put_fork(self, record: ForkRecord) -> None:
+        """Written when this returns. Raises `JournalError`."""
+        self._journal.put(FORK, record.uid, _plain(record))
+        self._forks[record.uid] = record
+
+    def remove_session(self, owner: Owner) -> None:
+        self._journal.remove(SESSION, _key(owner))
+        self._sessions.pop(owner, None)
+
+    def end_session(self, owner: Owner) -> None:
+        """Its object is gone. The record stays while its Fork does: that index is never started again."""
+        record = self._sessions.get(owner)
+        if record is None:
+            return
+        match meaning(owner):
+            case ChildMachine(fork=fork) if fork in self._forks:
+                self.put_session(msgspec.structs.replace(record, ended=True))
+            case _:
+                self.remove_session(owner)
+
+    def remove_fork(self, uid: Uid) -> None:
+        """Forget a fork, and those of its children that are over."""
+        fork = self._forks.get(uid)
+        if fork is not None and fork.result is not None:
+            for index in range(len(fork.result.children)):
+                owner = child_owner(uid, index)
+                child = self._sessions.get(owner)
+                if child is not None and child.ended:
+                    self.remove_session(owner)
+        self._journal.remove(FORK, uid)
+        self._forks.pop(uid, None)
+
+
+def _key(owner: Owner) -> str:
+    return owner.replace("/", ".")
+
+
+def _plain(record: SessionRecord | ForkRecord) -> Record:
+    return cast("Record", msgspec.to_builtins(record))
+
+
+def _readable(journal: Journal, kind: str, shape: type[Kept]) -> tuple[Kept, ...]:
+    found: list[Kept] = []
+    for key, record in journal.load(kind).items():
+        try:
+            found.append(msgspec.convert(cast("Any", record), shape))
+        except msgspec.ValidationError as err:  # Of another version of the agent.
+            log.warning("record_unknown kind=%s key=%s error=%r", kind, key, str(err))
+            journal.remove(kind, key)
+    return tuple(found)

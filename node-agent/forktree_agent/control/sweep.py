@@ -1,0 +1,174 @@
+"""The net under the watch: what vanished without our being told, and machines that no object stands for.
+
+It ends only what was recorded before a consistent list began, is not in the list, and is answered "not
+found" or "another uid" by name. A list that failed, or that held something unreadable, ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from forktree.errors import ForktreeError
+from forktree.kube.errors import NotFound
+from forktree.models import Fork, Session, Uid
+from forktree_agent.control.owners import ChildMachine, ForkPoint, RootMachine, meaning, owner_of
+from forktree_agent.control.prune import Pruner
+from forktree_agent.control.reaping import reap
+from forktree_agent.control.tree import Node, place_of
+from forktree_agent.control.world import World, loop_now
+from forktree_agent.engine.contract import Machine, Owner, Point
+
+log = logging.getLogger(__name__)
+
+SOONEST_SECONDS = 1.0
+"""Between two sweeps that were asked for: a flood of hints must not become a flood of lists."""
+GETS_AT_ONCE = 8
+
+
+class Sweep:
+    """Compares what this node has with what the API server has."""
+
+    def __init__(self, world: World, pruner: Pruner) -> None:
+        self._world = world
+        self._pruner = pruner
+
+    async def run(self) -> None:
+        """Sweep now and then, and soon when asked to. Never ends by itself."""
+        await self._world.synced.wait()
+        while True:
+            try:
+                await self.once()
+            except ForktreeError as err:
+                log.warning("sweep_given_up reason=%s error=%r", err.reason, err.message)
+            except Exception:  # The task's edge: the next sweep may well work.
+                log.exception("sweep_broke")
+            began = loop_now()
+            try:
+                async with asyncio.timeout(self._world.settings.sweep_seconds):
+                    await self._world.sweep_wanted.wait()
+            except TimeoutError:
+                pass
+            self._world.sweep_wanted.clear()
+            await asyncio.sleep(max(0.0, began + SOONEST_SECONDS - loop_now()))
+
+    async def once(self) -> None:
+        """One sweep. Raises `KubeError` where a list failed; nothing was ended then."""
+        world = self._world
+        known_before = world.tree.nodes()
+        machines_before = world.engine.machines()
+        points_before = world.engine.points()
+        sessions = await world.client.list(Session, field_selector=f"spec.nodeName={world.node}")
+        forks = await world.client.list(Fork, field_selector=f"status.node={world.node}")
+        listed: dict[Uid, Session | Fork] = {each.metadata.uid: each for each in sessions.items}
+        listed.update({each.metadata.uid: each for each in forks.items})
+        for item in listed.values():
+            self.take_in(item)
+        missing = [node for node in known_before if node.place.uid not in listed]
+        gone = await self._gone(missing)
+        for node in gone:
+            await self._dependents_anew(node)
+        for node in gone:
+            if world.tree.get(node.place.uid) is not None:
+                log.info("vanished uid=%s name=%s", node.place.uid, node.place.name)
+                self._pruner.vanished(node)
+        await self._end_strays(machines_before, points_before, listed)
+        self._poke_unfinished()
+
+    def take_in(self, item: Session | Fork) -> None:
+        """A version of an object, from a watch or a list: into the store, into its tree, to its worker."""
+        world = self._world
+        known = world.sessions if isinstance(item, Session) else world.forks
+        if known.gone(item.metadata.uid):
+            return
+        if item.metadata.deleting:
+            self._pruner.doomed(world.tree.place(place_of(item), world.above(item), now=loop_now()))
+            world.observed(item)
+            self._pruner.deleting(item)
+            return
+        newest = known.get(item.metadata.uid)
+        world.observed(item)
+        current = known.get(item.metadata.uid)
+        if current is not None and current is not newest:
+            self._pruner.doomed(world.tree.place(place_of(current), world.above(current), now=loop_now()))
+
+    async def _gone(self, missing: list[Node]) -> list[Node]:
+        """Those that the API server does not know any more. One that cannot be asked about is kept."""
+        at_once = asyncio.Semaphore(GETS_AT_ONCE)
+
+        async def check(node: Node) -> bool:
+            async with at_once:
+                return await self._is_gone(node)
+
+        answers = await asyncio.gather(*(check(node) for node in missing))
+        return [node for node, gone in zip(missing, answers, strict=True) if gone]
+
+    async def _is_gone(self, node: Node) -> bool:
+        place = node.place
+        try:
+            found = await self._world.client.get(place.kind, place.namespace, place.name)
+        except NotFound:
+            return True
+        except ForktreeError as err:
+            log.warning("sweep_unsure uid=%s error=%r", place.uid, err.message)
+            return False
+        return found.metadata.uid != place.uid
+
+    async def _dependents_anew(self, node: Node) -> None:
+        """Read again what hangs below a vanished object: if it left orphans, it let go of them first."""
+        for below in self._world.tree.below(node.place.uid):
+            place = below.place
+            try:
+                found = await self._world.client.get(place.kind, place.namespace, place.name)
+            except NotFound:
+                continue  # On its way out too.
+            if found.metadata.uid == place.uid:
+                self.take_in(found)
+
+    async def _end_strays(
+        self,
+        machines: tuple[Machine, ...],
+        points: tuple[Point, ...],
+        listed: dict[Uid, Session | Fork],
+    ) -> None:
+        """End machines and instants, from before the list, of objects neither listed nor known."""
+        owned = {owner_of(each) for each in listed.values() if isinstance(each, Session)}
+        strays = [each for each in machines if each.owner not in owned and self._stray(each.owner, listed)]
+        loose = [each for each in points if self._stray(each.owner, listed)]
+        for owner in (*(each.owner for each in strays), *(each.owner for each in loose)):
+            log.warning("stray owner=%s", owner)
+        await reap(self._world.engine, strays, loose)
+        if strays or loose:
+            self._world.room_changed()
+
+    def _stray(self, owner: Owner, listed: dict[Uid, Session | Fork]) -> bool:
+        named = meaning(owner)
+        match named:
+            case RootMachine(session=uid):
+                pass
+            case ChildMachine(fork=uid):
+                record = self._world.records.session(owner)
+                if record is not None:
+                    if record.ended:
+                        return True  # Refused or deleted, and an agent died before it ended the machine.
+                    uid = record.uid or uid
+            case ForkPoint(fork=uid):
+                pass
+            case None:
+                return False
+        # What is in the tree is the pruner's to end, once it is certain that it is gone.
+        return uid not in listed and self._world.tree.get(uid) is None
+
+    def _poke_unfinished(self) -> None:
+        """A round that was lost is made up for. Objects that stand as they should are left alone."""
+        running = {each.owner for each in self._world.engine.machines()}
+        for session in self._world.sessions.all():
+            if not session.status.phase.terminal and not (
+                session.status.ready and owner_of(session) in running
+            ):
+                self._world.session_work.poke(session.metadata.uid)
+        for fork in self._world.forks.all():
+            if not fork.status.phase.terminal and (
+                not fork.status.ready or fork.status.recorded != fork.status.replicas
+            ):
+                self._world.fork_work.poke(fork.metadata.uid)

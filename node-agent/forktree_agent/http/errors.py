@@ -1,0 +1,150 @@
+"""Every refusal the HTTP API can give: one table from reasons and typed errors to a code and a status.
+
+Clients repeat a create, fork or exec only after `at_capacity` and `session_bringup_failed`, so those two are
+sent only where nothing was left running.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from http import HTTPStatus
+
+from forktree.errors import ForktreeError
+from forktree.kube import errors as kube
+from forktree.models.reasons import Reason
+from forktree_agent.engine import contract
+
+
+class Code(StrEnum):
+    """`code` and `error_code` of an error body."""
+
+    BAD_REQUEST = "bad_request"
+    TEMPLATE_ID_REQUIRED = "template_id_required"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    NO_TEMPLATE = "no_template"
+    NO_SUCH_SESSION = "no_such_session"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    CONFLICT = "conflict"
+    NOT_READY = "not_ready"
+    SESSION_GONE = "session_gone"
+    BODY_TOO_LARGE = "body_too_large"
+    WRONG_NODE = "wrong_node"
+    TEMPLATE_FAILED = "template_failed"
+    LIMIT_REACHED = "limit_reached"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    INTERNAL = "internal"
+    SESSION_BRINGUP_FAILED = "session_bringup_failed"
+    UPSTREAM_ERROR = "upstream_error"
+    AT_CAPACITY = "at_capacity"
+    OVERLOADED = "overloaded"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
+STATUS: dict[Code, HTTPStatus] = {
+    Code.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
+    Code.TEMPLATE_ID_REQUIRED: HTTPStatus.BAD_REQUEST,
+    Code.UNAUTHORIZED: HTTPStatus.UNAUTHORIZED,
+    Code.FORBIDDEN: HTTPStatus.FORBIDDEN,
+    Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.NO_TEMPLATE: HTTPStatus.NOT_FOUND,
+    Code.NO_SUCH_SESSION: HTTPStatus.NOT_FOUND,
+    Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
+    Code.CONFLICT: HTTPStatus.CONFLICT,
+    Code.NOT_READY: HTTPStatus.CONFLICT,
+    Code.SESSION_GONE: HTTPStatus.GONE,
+    Code.BODY_TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Code.WRONG_NODE: HTTPStatus.MISDIRECTED_REQUEST,
+    Code.TEMPLATE_FAILED: HTTPStatus.UNPROCESSABLE_ENTITY,
+    Code.LIMIT_REACHED: HTTPStatus.CONFLICT,
+    Code.QUOTA_EXCEEDED: HTTPStatus.TOO_MANY_REQUESTS,
+    Code.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Code.SESSION_BRINGUP_FAILED: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Code.UPSTREAM_ERROR: HTTPStatus.BAD_GATEWAY,
+    Code.AT_CAPACITY: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+# What a reason in an object's status means to the caller who asked for that object.
+REASONS: dict[Reason, Code] = {
+    Reason.UNSCHEDULED: Code.NOT_READY,
+    Reason.BAKING: Code.NOT_READY,
+    Reason.STARTING: Code.NOT_READY,
+    Reason.AT_CAPACITY: Code.AT_CAPACITY,
+    Reason.DEPTH_LIMIT: Code.LIMIT_REACHED,
+    Reason.MEMORY_LIMIT: Code.LIMIT_REACHED,
+    Reason.IMAGE_NOT_FOUND: Code.TEMPLATE_FAILED,
+    Reason.TEMPLATE_NOT_FOUND: Code.NO_TEMPLATE,
+    Reason.NEVER_READY: Code.TEMPLATE_FAILED,
+    Reason.PIN_MISMATCH: Code.TEMPLATE_FAILED,
+    Reason.BAKE_FAILED: Code.TEMPLATE_FAILED,
+    Reason.SOURCE_NOT_FOUND: Code.NO_SUCH_SESSION,
+    Reason.SOURCE_NOT_READY: Code.NOT_READY,
+    Reason.SOURCE_FAILED: Code.SESSION_GONE,
+    Reason.SOURCE_GONE: Code.SESSION_GONE,
+    Reason.FOREIGN_OWNER: Code.CONFLICT,
+    Reason.FORK_FAILED: Code.SESSION_BRINGUP_FAILED,
+    Reason.TOO_FRAGMENTED: Code.LIMIT_REACHED,
+    Reason.DEADLINE_EXCEEDED: Code.DEADLINE_EXCEEDED,
+    Reason.MACHINE_LOST: Code.SESSION_GONE,
+    Reason.NODE_LOST: Code.SESSION_GONE,
+    Reason.PARENT_LOST: Code.SESSION_GONE,
+    Reason.POINT_LOST: Code.SESSION_GONE,
+    Reason.AGENT_LOST: Code.NOT_READY,
+    Reason.INVALID: Code.BAD_REQUEST,
+    Reason.INTERNAL: Code.INTERNAL,
+}
+
+# Classes that say more to a caller than their reason does. The most derived class with a row decides.
+ERRORS: dict[type[ForktreeError], Code] = {
+    contract.MachineGone: Code.SESSION_GONE,
+    contract.CommandRefused: Code.BAD_REQUEST,
+    kube.KubeError: Code.UPSTREAM_ERROR,
+    kube.NotFound: Code.NOT_FOUND,
+    kube.Conflict: Code.CONFLICT,
+    kube.AlreadyExists: Code.CONFLICT,
+    kube.Forbidden: Code.FORBIDDEN,
+    kube.Invalid: Code.BAD_REQUEST,
+    # Ours, not the caller's: the agent's own account is not accepted.
+    kube.Unauthorized: Code.UPSTREAM_ERROR,
+    kube.Expired: Code.UPSTREAM_ERROR,
+    kube.Unreadable: Code.UPSTREAM_ERROR,
+    kube.Unavailable: Code.UPSTREAM_ERROR,
+}
+
+
+_QUOTA = "exceeded quota"
+"""A full quota is a 403 like any other; the API server tells it apart by these words alone (1.36)."""
+
+
+class Refusal(Exception):
+    """The answer to a request is this error. `sentence` is shown to the caller as it is."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+    @property
+    def status(self) -> HTTPStatus:
+        return STATUS[self.code]
+
+
+def refusal_of(error: ForktreeError) -> Refusal:
+    """What a caller is told about a typed error of the layers below."""
+    if isinstance(error, kube.Forbidden) and _QUOTA in error.message:
+        return Refusal(Code.QUOTA_EXCEEDED, error.message)
+    for cls in type(error).__mro__:
+        if code := ERRORS.get(cls):
+            break
+    else:
+        code = REASONS[error.reason]
+    return Refusal(code, error.message)
+
+
+def refusal_for(reason: Reason | None, message: str | None, subject: str) -> Refusal:
+    """What a caller is told about an object that says `reason` in its status."""
+    code = REASONS[reason] if reason is not None else Code.INTERNAL
+    return Refusal(code, message or f"{subject} failed and gave no reason")

@@ -1,0 +1,102 @@
+"""Opening a session: create its object, wait until its machine runs, answer; or leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from http import HTTPStatus
+
+from forktree.kube.client import KubeClient
+from forktree.kube.errors import AlreadyExists, NotFound
+
+from forktree.models import ObjectMeta, Reason, Session, SessionPhase, SessionSpec, SessionTemplate
+from forktree.models.session import TemplateRef
+from forktree.wire import CreateSession, SessionCreated
+from forktree_agent.http.discarding import discard
+from forktree_agent.http.errors import Code, Refusal, refusal_for
+from forktree_agent.http.waiting import Vanished, until
+
+WAIT_SECONDS = 110.0
+"""Existing clients give up on a create after 120 s; they should hear why first."""
+
+
+async def open_session(
+    client: KubeClient, namespace: str, request: CreateSession
+) -> tuple[SessionCreated, HTTPStatus]:
+    """A running session: 201 if this call made its object, 200 if an earlier call of that name did.
+
+    On any refusal after this call made the object, the object is deleted again; the one exception is a named
+    session that is still on its way at the deadline, which the same call can be repeated for.
+    """
+    loop = asyncio.get_running_loop()
+    began, deadline = loop.time(), loop.time() + WAIT_SECONDS
+    session, made = await _object(client, namespace, request)
+    keep = not made
+    try:
+        session = await until(client, session, _settled, deadline=deadline)
+        if session.status.phase is not SessionPhase.RUNNING:
+            raise _refused(session)
+        keep = True
+    except Vanished as err:
+        raise Refusal(
+            Code.SESSION_GONE, f"session {session.metadata.name} was deleted as it started"
+        ) from err
+    except TimeoutError as err:
+        keep = keep or request.name is not None
+        sentence = f"session {session.metadata.name} does not run after {WAIT_SECONDS:g} seconds"
+        raise Refusal(Code.DEADLINE_EXCEEDED, sentence) from err
+    finally:
+        if not keep:
+            await discard(client, session)
+    status = session.status
+    answer = SessionCreated(
+        session_id=session.metadata.name,
+        template_id=request.template_id,
+        fork_time_ms=status.fork_ms,
+        create_time_ms=(loop.time() - began) * 1000,
+        node=status.node,
+        mode=status.mode,
+        level=status.level,
+    )
+    return answer, HTTPStatus.CREATED if made else HTTPStatus.OK
+
+
+async def _object(client: KubeClient, namespace: str, request: CreateSession) -> tuple[Session, bool]:
+    """The session's object, and whether this call made it."""
+    try:
+        await client.get(SessionTemplate, namespace, request.template_id)
+    except NotFound as err:
+        sentence = f"there is no template {request.template_id} in the namespace {namespace}"
+        raise Refusal(Code.NO_TEMPLATE, sentence) from err
+    wanted = Session(
+        metadata=ObjectMeta(name=request.name or f"sess-{secrets.token_hex(8)}", namespace=namespace),
+        spec=SessionSpec(template_ref=TemplateRef(name=request.template_id)),
+    )
+    try:
+        return await client.create(wanted), True
+    except AlreadyExists as err:
+        try:
+            present = await client.get(Session, namespace, wanted.metadata.name)
+        except NotFound:
+            sentence = f"session {wanted.metadata.name} is being deleted; ask again"
+            raise Refusal(Code.CONFLICT, sentence) from err
+        if present.spec.template_ref != wanted.spec.template_ref:
+            sentence = f"a session {wanted.metadata.name} exists already and is not of this template"
+            raise Refusal(Code.CONFLICT, sentence) from err
+        return present, False
+
+
+def _settled(session: Session) -> bool:
+    status = session.status
+    if session.metadata.deleting or status.phase.terminal:
+        return True
+    return status.phase is SessionPhase.RUNNING or status.reason is Reason.AT_CAPACITY
+
+
+def _refused(session: Session) -> Refusal:
+    name, status = session.metadata.name, session.status
+    if session.metadata.deleting:
+        return Refusal(Code.SESSION_GONE, f"session {name} is being deleted")
+    if status.phase is SessionPhase.RELEASED:
+        return Refusal(Code.SESSION_GONE, f"session {name} was released")
+    return refusal_for(status.reason, status.message, f"session {name}")

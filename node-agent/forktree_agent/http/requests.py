@@ -1,0 +1,8 @@
+"""What every handler knows of a request beside its content."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+REQUEST_ID = web.RequestKey("request_id", str)
+"""Names the request in answers and in the log: `req_` and 16 hex digits."""

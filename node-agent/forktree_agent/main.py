@@ -1,0 +1,184 @@
+"""The agent as a program: its parts in the order in which they need each other, until it is told to stop.
+
+Leaving is always safe, also by `kill -9`: machines are the keeper's, and what they are is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+from forktree.errors import ForktreeError
+from forktree.kube.access import AccessError, ClusterAccess
+from forktree.kube.client import KubeClient
+from forktree_agent.control.control import Control
+from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
+from forktree_agent.control.world import loop_now, wall_now
+from forktree_agent.engine.microvm.engine import MicroVmEngine
+from forktree_agent.engine.microvm.settings import EngineSettings
+from forktree_agent.http.routes import Api
+from forktree_agent.http.server import Listener, Served, serving
+from forktree_agent.journal import Journal
+from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
+from forktree_agent.settings import Settings
+
+log = logging.getLogger(__name__)
+
+KEEPER_SOCKET = "keeper.sock"
+LOCK = "agent.lock"
+JOURNAL = "journal"
+TLS = "tls"
+
+KEEPER_RETRY_SECONDS = 0.1
+
+
+class CannotStart(Exception):
+    """The agent cannot do its work here, and one sentence says why."""
+
+
+EXPECTED = (CannotStart, AccessError, ForktreeError, KeeperError, KeeperGone, StaleEpoch)
+"""What ends an agent without being its defect: said in a line, not as a traceback."""
+
+
+async def run(settings: Settings) -> int:
+    """Serve this node until SIGTERM or SIGINT. Returns the exit code; not 0 means: start it again."""
+    known: list[str] = []
+    try:
+        with locked(settings.state_directory / LOCK):
+            await _serve(settings)
+    except* EXPECTED as failures:
+        known = _sentences(failures)
+    for sentence in known:
+        log.error("agent_failed error=%s", sentence)
+    return 1 if known else 0
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold this state directory: one node, one agent. Ends with the process, however that ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise CannotStart(f"the state directory cannot be used: {err}") from err
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as err:
+            raise CannotStart(f"another agent holds {path}") from err
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop.set)
+    access = await asyncio.to_thread(ClusterAccess.discovered, settings.kubeconfig)  # Reads some files.
+    async with (
+        KubeClient.connected(access, user_agent=f"forktree-agent/{version('forktree')}") as client,
+        _keeper(settings) as keeper,
+        asyncio.TaskGroup() as tasks,
+    ):
+        # Alive from here on: taking over many machines, or a first canary, takes longer than a Lease lasts.
+        lease = tasks.create_task(AgentLease(settings, client).run(), name="lease")
+        working = tasks.create_task(_work(settings, client, keeper), name="work")
+        stopping = tasks.create_task(stop.wait(), name="stop")
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        log.info("stopping")
+        for task in (stopping, working, lease):
+            task.cancel()
+
+
+@asynccontextmanager
+async def _keeper(settings: Settings) -> AsyncGenerator[Keeper]:
+    """The keeper, which may be starting beside us."""
+    path = settings.state_directory / KEEPER_SOCKET
+    deadline = loop_now() + settings.connect_seconds
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                keeper = await stack.enter_async_context(Keeper.connected(path, deadline=deadline))
+                break
+            except (KeeperGone, TimeoutError) as err:
+                if loop_now() > deadline:
+                    raise CannotStart(f"no keeper answers at {path}: {err}") from err
+            await asyncio.sleep(KEEPER_RETRY_SECONDS)
+        log.info("keeper_connected epoch=%d boot_id=%s", keeper.epoch, keeper.boot_id)
+        yield keeper
+
+
+async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
+    journal = Journal.opened(settings.state_directory / JOURNAL, keeper.boot_id)
+    async with MicroVmEngine.running(_engine_settings(settings), keeper=keeper, journal=journal) as engine:
+        adoption = await engine.adopt(deadline=loop_now() + settings.adopt_seconds)
+        log.info(
+            "adopted machines=%d points=%d baselines=%d",
+            len(adoption.machines), len(adoption.points), len(adoption.baselines),
+        )  # fmt: skip
+        capability = await engine.probe(deadline=loop_now() + settings.probe_seconds)
+        log.info(
+            "probed passed=%s accelerator=%s reason=%s",
+            capability.passed, capability.accelerator, capability.reason,
+        )  # fmt: skip
+        probed_at = wall_now()
+        async with (
+            Control.running(
+                settings, client=client, engine=engine, journal=journal, adoption=adoption
+            ) as control,
+            serving(_listener(settings), Api(client, control.facade)) as served,
+        ):
+            facts = NodeFacts(
+                capability=capability,
+                probed_at=probed_at,
+                boot_id=keeper.boot_id,
+                version=version("forktree"),
+                endpoint=_endpoint(settings, served),
+            )
+            # Last: from here on the node is given work.
+            await NodeReport(settings, client, engine, facts, control.world.use_changed).run()
+
+
+def _engine_settings(settings: Settings) -> EngineSettings:
+    return EngineSettings(
+        guest_directory=settings.guest_directory,
+        shim_library=settings.shim_library,
+        memory_limit_bytes=settings.memory_limit_bytes,
+        accelerator=settings.accelerator,
+        uid_base=settings.uid_base,
+    )
+
+
+def _listener(settings: Settings) -> Listener:
+    advertised = urlsplit(settings.advertise_url).hostname
+    names = {settings.listen_host, settings.node_name, *([advertised] if advertised else [])}
+    return Listener(
+        host=settings.listen_host,
+        port=settings.listen_port,
+        names=tuple(sorted(names)),
+        tls_directory=settings.state_directory / TLS,
+        certificate=settings.tls_certificate,
+        key=settings.tls_key,
+    )
+
+
+def _endpoint(settings: Settings, served: Served) -> str:
+    return settings.advertise_url or f"https://{settings.listen_host}:{served.port}"
+
+
+def _sentences(failure: BaseException) -> list[str]:
+    """What each of the errors in a group says."""
+    if isinstance(failure, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", failure)
+        return [line for each in group.exceptions for line in _sentences(each)]
+    return [f"{type(failure).__name__}: {failure}"]

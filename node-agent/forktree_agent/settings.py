@@ -1,0 +1,66 @@
+"""All that an agent is told, read once at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Fields without a default are what a node must say; the others fit every node that we know."""
+
+    node_name: str
+    """Name of the Node object that this agent serves. It acts on objects of this node alone."""
+    state_directory: Path
+    """On tmpfs, shared with the keeper: its socket, our lock and our journal. Must not outlive a boot."""
+    guest_directory: Path
+    """Kernel, initial file system and images, with a manifest."""
+    shim_library: Path
+    """The fork shim, preloaded into every QEMU."""
+    kubeconfig: Path | None = None
+    """How to reach the API server; None: as a pod does."""
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+    """0: any free port."""
+    advertise_url: str = ""
+    """Where clients reach this agent's API, with scheme https. Empty: at the address it listens on."""
+    memory_limit_bytes: int = 4 << 30
+    """What all machines and instants may take together at their worst. What the DaemonSet requests."""
+    uid_base: int = 200_000
+    """First of the user ids that are nobody else's: each QEMU has its own."""
+    accelerator: Literal["auto", "kvm", "tcg"] = "auto"
+    """`auto` takes KVM where a canary proves it, and emulation elsewhere."""
+    tls_certificate: Path | None = None
+    """Certificate chain and key in PEM; both or none. None: one that this agent makes and signs itself."""
+    tls_key: Path | None = None
+    system_namespace: str = "forktree-system"
+    """Where the agents' Leases are."""
+
+    connect_seconds: float = 30.0
+    """For the keeper to answer at start. It starts beside us, so it may come a little later."""
+    adopt_seconds: float = 120.0
+    """For taking over what an agent before this one left. Grows with the machines: some ms for each."""
+    probe_seconds: float = 300.0
+    """For the canary. It boots and forks a machine, under emulation on a busy node."""
+    boot_seconds: float = 300.0
+    """For a template's machine to boot, beside the time that its readiness probe may take."""
+    fork_seconds: float = 60.0
+    """For all children of one fork to run and answer: milliseconds, or much more for 256 emulated ones."""
+    capacity_wait_seconds: float = 60.0
+    """How long a session or fork waits for room before it fails with `AtCapacity`."""
+    source_wait_seconds: float = 900.0
+    """How long a fork waits for its source to run. Longer than the slowest template takes to be ready."""
+    sweep_seconds: float = 30.0
+    """Between two sweeps: how long a machine can outlive an object whose deletion nobody told us of."""
+    lease_renew_seconds: float = 5.0
+    lease_seconds: int = 15
+    """Without renewal for so long, the operator says `Ready=Unknown` of this node's objects."""
+    usage_report_seconds: float = 1.0
+    """At least so far apart are two reports of a changed use of memory."""
+
+    @property
+    def field_manager(self) -> str:
+        """The name under which this agent owns its entries in objects that others write too."""
+        return f"forktree-agent-{self.node_name}"

@@ -1,0 +1,251 @@
+"""An engine without machines, for tests of what control decides.
+
+It keeps the promises of the `Engine` contract that control builds on: owners are unique, all or nothing, what
+was only begun is gone after `adopt`. A `FakeHost` stands for what survives an agent: keeper and machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from forktree.models import Level, Mode
+from forktree_agent.engine.contract import (
+    Adoption,
+    AtCapacity,
+    Baseline,
+    BaselineId,
+    Capability,
+    ChildOrder,
+    Command,
+    EngineError,
+    ExecResult,
+    ForkClocks,
+    ForkResult,
+    Machine,
+    MachineExit,
+    MachineGone,
+    MachineId,
+    MemoryLimit,
+    Owner,
+    ParentLost,
+    Point,
+    PointId,
+    PointLost,
+    Shape,
+    TreeId,
+    TreeLimits,
+    Usage,
+)
+
+MACHINE_BYTES = 100
+
+
+@dataclass
+class FakeHost:
+    """Machines, instants and baselines: what an agent's death does not touch."""
+
+    machines: dict[MachineId, Machine] = field(default_factory=dict[MachineId, Machine])
+    points: dict[PointId, Point] = field(default_factory=dict[PointId, Point])
+    baselines: dict[BaselineId, Baseline] = field(default_factory=dict[BaselineId, Baseline])
+    orders: list[ChildOrder] = field(default_factory=list[ChildOrder])
+    """Every machine that was ever started, in order."""
+    exits: list[MachineExit] = field(default_factory=list[MachineExit])
+    """Of machines that ended while no agent ran."""
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+
+def _no_hook(_: str) -> None:
+    return
+
+
+class FakeEngine:
+    """Implements `Engine` over a `FakeHost`. `hook` is called at each step, and may raise to die there."""
+
+    def __init__(
+        self, host: FakeHost, *, capacity: int = 1000, hook: Callable[[str], None] = _no_hook
+    ) -> None:
+        self.host = host
+        self.capacity = capacity
+        """Machines that fit."""
+        self.hook = hook
+        self.bake_error: EngineError | None = None
+        self.fork_error: Exception | None = None
+        self.bakes = 0
+        self.go_on = asyncio.Event()
+        """Cleared, forks and bakes wait in their midst."""
+        self.go_on.set()
+        self.waiting = asyncio.Event()
+        """A fork or bake waits for `go_on`."""
+        self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
+
+    async def adopt(self, *, deadline: float) -> Adoption:
+        for ended in self.host.exits:
+            self._exits.put_nowait(ended)
+        self.host.exits.clear()
+        return Adoption(
+            machines=self.machines(), points=self.points(), baselines=tuple(self.host.baselines.values())
+        )
+
+    async def probe(self, *, deadline: float) -> Capability:
+        return Capability(
+            passed=True,
+            engine="fake",
+            accelerator="tcg",
+            reason="CanaryPassed",
+            message="nothing was tried",
+            boot_ms=1.0,
+            fork_ms=1.0,
+        )
+
+    async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
+        self.hook("bake")
+        await self._pause()
+        if self.bake_error is not None:
+            raise self.bake_error
+        identity = BaselineId(f"baseline-of-{shape.image}")
+        held = self.host.baselines.get(identity)
+        if held is not None:
+            return held
+        self.bakes += 1
+        point = Point(id=self._new(PointId), owner=Owner(f"baseline-{shape.image}"), tree=None, bytes=7)
+        baseline = Baseline(id=identity, point=point.id, boot_ms=12.5)
+        self.host.points[point.id] = point
+        self.host.baselines[identity] = baseline
+        self.hook("baked")
+        return baseline
+
+    async def fork(
+        self,
+        parent: MachineId,
+        owner: Owner,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        deadline: float,
+    ) -> ForkResult:
+        source = self._running(parent)
+        self._admit(orders, limits)
+        self.hook("fork")
+        await self._pause()
+        source = self._running(parent)
+        assert all(each.owner != owner for each in self.host.points.values()), f"{owner} has a point already"
+        point = Point(id=self._new(PointId), owner=owner, tree=limits.tree, bytes=4096)
+        children = self._start(orders, limits, source.baseline)
+        self.host.points[point.id] = point
+        self.hook("forked")
+        return ForkResult(
+            point=point, children=children, clocks=ForkClocks(pause_ms=2.0, fork_ms=4.0, ready_ms=9.0)
+        )
+
+    async def branch(
+        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+    ) -> ForkResult:
+        self._held(point)
+        self._admit(orders, limits)
+        self.hook("branch")
+        await self._pause()
+        held = self._held(point)
+        baseline = next((each.id for each in self.host.baselines.values()), BaselineId("gone"))
+        children = self._start(orders, limits, baseline)
+        self.hook("branched")
+        return ForkResult(
+            point=held, children=children, clocks=ForkClocks(pause_ms=None, fork_ms=3.0, ready_ms=8.0)
+        )
+
+    async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
+        if machine not in self.host.machines:
+            raise MachineGone(f"machine {machine} does not run")
+        return ExecResult(stdout=b"", stderr=b"", exit_code=0, timed_out=False, truncated=False)
+
+    async def release(self, machine: MachineId) -> None:
+        self.hook("release")
+        self.host.machines.pop(machine, None)
+        self.hook("released")
+
+    async def drop_point(self, point: PointId) -> None:
+        self.hook("drop_point")
+        self.host.points.pop(point, None)
+
+    async def drop_baseline(self, baseline: BaselineId) -> None:
+        held = self.host.baselines.pop(baseline, None)
+        if held is not None:
+            self.host.points.pop(held.point, None)
+
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(self.host.machines.values())
+
+    def points(self) -> tuple[Point, ...]:
+        return tuple(self.host.points.values())
+
+    async def exits(self) -> AsyncIterator[MachineExit]:
+        while True:
+            yield await self._exits.get()
+
+    def usage(self) -> Usage:
+        reserved = len(self.host.machines) * MACHINE_BYTES
+        return Usage(capacity_bytes=self.capacity * MACHINE_BYTES, reserved_bytes=reserved)
+
+    def kill(self, owner: Owner, text: str = "killed by signal 9 (SIGKILL)") -> None:
+        """End a machine as if by itself."""
+        machine = next(each for each in self.machines() if each.owner == owner)
+        del self.host.machines[machine.id]
+        self._exits.put_nowait(MachineExit(machine=machine.id, owner=owner, text=text))
+
+    async def _pause(self) -> None:
+        if not self.go_on.is_set():
+            self.waiting.set()
+            await self.go_on.wait()
+
+    def _new(self, kind: Callable[[str], PointId]) -> PointId:
+        return kind(f"p{next(self.host.numbers)}")
+
+    def _admit(self, orders: Sequence[ChildOrder], limits: TreeLimits) -> None:
+        if self.fork_error is not None:
+            raise self.fork_error
+        if len(self.host.machines) + len(orders) > self.capacity:
+            raise AtCapacity(f"{len(orders)} machines do not fit")
+        of_tree = sum(each.tree == limits.tree for each in self.host.machines.values())
+        if (
+            limits.memory_bytes is not None
+            and (of_tree + len(orders)) * MACHINE_BYTES * 1_000_000 > limits.memory_bytes
+        ):
+            raise MemoryLimit(f"the tree may take {limits.memory_bytes} bytes")
+
+    def _running(self, parent: MachineId) -> Machine:
+        try:
+            return self.host.machines[parent]
+        except KeyError:
+            raise ParentLost(f"machine {parent} does not run") from None
+
+    def _held(self, point: PointId) -> Point:
+        try:
+            return self.host.points[point]
+        except KeyError:
+            raise PointLost(f"instant {point} is not held any more") from None
+
+    def _start(
+        self, orders: Sequence[ChildOrder], limits: TreeLimits, baseline: BaselineId
+    ) -> tuple[Machine, ...]:
+        """All at once: a real engine ends what it had only begun, so no other agent ever sees a part."""
+        started: list[Machine] = []
+        for order in orders:
+            taken = [each.owner for each in self.host.machines.values()]
+            assert order.owner not in taken, f"{order.owner} has a machine already"
+            started.append(
+                Machine(
+                    id=MachineId(f"m{next(self.host.numbers)}"),
+                    owner=order.owner,
+                    tree=TreeId(limits.tree),
+                    baseline=baseline,
+                    generation=str(uuid.uuid4()),
+                    mode=Mode.FORK,
+                    level=Level.MEMORY,
+                )
+            )
+        self.host.orders.extend(orders)
+        self.host.machines.update({each.id: each for each in started})
+        return tuple(started)
