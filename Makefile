@@ -1,0 +1,35 @@
+# Every target prepares the machine first (dev/setup.sh), which takes a second once that is done.
+PYTHON := .venv/bin/python
+CARGO := cargo
+export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
+NATIVE := node-agent/native/Cargo.toml
+
+.PHONY: demo test check generate up down setup
+.DEFAULT_GOAL := demo
+
+demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes demo.json there.
+	$(PYTHON) -m forktree_dev.demo
+
+test: setup ## All tests. ARGS='tests/unit -k name' narrows them.
+	$(PYTHON) -m pytest $(ARGS)
+
+check: setup ## Style, types, layers.
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+	$(CARGO) fmt --manifest-path $(NATIVE) --check
+	$(CARGO) clippy --manifest-path $(NATIVE) --locked --workspace --all-targets --quiet -- --deny warnings
+
+generate: setup ## Rewrite generated files from their sources.
+	$(PYTHON) -m forktree_dev.crds
+
+up: setup ## Start a playground that stays, in $STATE.
+	$(PYTHON) -m forktree_dev.playground up
+
+down: ## End the playground.
+	$(PYTHON) -m forktree_dev.playground down
+
+setup:
+	@dev/setup.sh

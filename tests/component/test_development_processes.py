@@ -1,0 +1,103 @@
+"""Processes that development starts can always be found again and ended, and never another in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forktree_dev.processes import Service, running_recorded, stop_recorded
+
+STUBBORN = "trap '' TERM; echo ready; exec 3<>$0; read x <&3"
+"""A shell that does not end when asked, and waits for ever on the FIFO it is called by."""
+
+
+def shell(name: str, script: str, folder: Path, *, grace_seconds: float = 10.0) -> Service:
+    fifo = folder / f"{name}.fifo"
+    if not fifo.exists():
+        os.mkfifo(fifo)
+    return Service(name, ["/bin/sh", "-c", script, str(fifo)], folder, grace_seconds=grace_seconds)
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 10
+
+
+async def test_a_stopped_service_is_reaped_and_starts_again_as_another_process(tmp_path: Path) -> None:
+    service = shell("one", "read x < $0", tmp_path)
+    service.start()
+    first = service.pid
+    service.start()
+    assert service.pid == first
+    await service.restart()
+    assert service.pid not in (None, first)
+    assert not Path(f"/proc/{first}").exists()
+    await service.stop()
+    await service.stop()
+    assert service.pid is None
+
+
+async def test_a_service_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
+    service = shell("stubborn", STUBBORN, tmp_path, grace_seconds=0.2)
+    service.start()
+    pid = service.pid
+    await service.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_the_failure_of_a_service_says_arguments_exit_and_the_end_of_its_log(tmp_path: Path) -> None:
+    service = shell("broken", "echo cannot find the thing >&2; exit 3", tmp_path)
+    service.start()
+    assert await service.ended(deadline=soon())
+    assert service.pid is None
+    text = str(service.failure())
+    assert "broken exited with code 3" in text
+    assert "cannot find the thing\n" in f"{text}\n"
+    assert "/bin/sh -c" in text
+
+
+async def test_a_recorded_pid_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -> None:
+    service = shell("one", "read x < $0", tmp_path)
+    service.start()
+    record = tmp_path / "records" / "one.json"
+    fields = json.loads(record.read_text())
+    # As if the pid had been given out again: the process with it started at another time.
+    record.write_text(json.dumps(fields | {"start_ticks": fields["start_ticks"] - 1}))
+    assert running_recorded(tmp_path) == []
+    assert await stop_recorded(tmp_path) == []
+    assert not record.exists()
+    record.write_text(json.dumps(fields))
+    assert await stop_recorded(tmp_path) == ["one"]
+
+
+async def test_what_was_started_last_is_ended_first(tmp_path: Path) -> None:
+    for name in ("storage", "server", "client"):
+        shell(name, "read x < $0", tmp_path).start()
+    assert await stop_recorded(tmp_path) == ["client", "server", "storage"]
+
+
+@pytest.mark.parametrize("outlives", [False, True])
+async def test_services_end_with_the_command_that_started_them_unless_they_are_to_stay(
+    tmp_path: Path, outlives: bool
+) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from forktree_dev.processes import Service;"
+        f"s = Service('one', ['sleep', '600'], Path({str(tmp_path)!r}), outlives_us={outlives}); s.start();"
+        "print(s.pid, flush=True); sys.stdin.read(); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout
+        pid = int(await asyncio.to_thread(starter.stdout.readline))
+    if not outlives:
+        service = Service("one", ["sleep", "600"], tmp_path)
+        assert await service.ended(deadline=soon())
+    assert running_recorded(tmp_path) == (["one"] if outlives else [])
+    await stop_recorded(tmp_path)
+    assert running_recorded(tmp_path) == []
+    assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"

@@ -1,0 +1,44 @@
+"""A whole node for tests that go from kubectl to the machines and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from e2e.operator_rig import OperatorRig
+from forktree_dev.control_plane import ControlPlane
+from forktree_dev.system import Sizes, System
+
+_MEMORY_LIMIT_BYTES = 12 << 30
+"""Worst case, not what is used: a tree of twenty small machines has to be admitted."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def system(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[System]:
+    """Keeper, agent and operator on the run's control plane; one for all tests, as starting costs a canary.
+
+    A test may kill and restart its parts if it waits for `ready` before it ends.
+    """
+    state_dir = tmp_path_factory.mktemp("system")
+    sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)
+    async with System.running(state_dir, cluster=control_plane.kubectl, sizes=sizes) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def operator_plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ControlPlane]:
+    """A second control plane: two operators, or real and invented nodes, would not leave each other alone."""
+    async with ControlPlane.running(tmp_path_factory.mktemp("operator-plane")) as plane:
+        yield plane
+
+
+@pytest.fixture
+async def rig(operator_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[OperatorRig]:
+    """What tests of the operator alone need, in a namespace of the test's own."""
+    async with OperatorRig.running(operator_plane, tmp_path) as running:
+        yield running

@@ -1,0 +1,266 @@
+"""Who may write what: what roles and admission policies let through, and what they refuse in which words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from e2e.accounts import NODES, Accounts, may
+from forktree.kube import errors
+from forktree.kube.client import KubeClient
+from forktree.kube.watching import Changed, Deleted, Listed, watch
+from forktree.models import Fork, ForkNode, ObjectMeta, Session, SessionTemplate, Uid
+from forktree.models.base import OwnerReference
+from forktree.models.fork import ForkSource, ForkSpec, SourceRef
+from forktree.models.session import ForkRef, SessionSpec, TemplateRef
+from forktree.models.session_template import SessionTemplateSpec
+from forktree_dev.control_plane import ControlPlane
+
+HERE, THERE = NODES
+PLACED_BY = r"spec\.nodeName is set only by the forktree operator, or by the agent of that node"
+FORKED_BY = r"spec\.forkRef is set only by the agent of the node that forks: to fork a session, create a Fork"
+TREE_BY = r"ownerReferences of a Fork or a child Session .* changed only by the agent of its node"
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def everybody(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Accounts]:
+    async with Accounts.connected(control_plane, tmp_path_factory.mktemp("accounts")) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def accounts(everybody: Accounts, namespace: str) -> Accounts:
+    return await everybody.at_home_in(namespace)
+
+
+def root(accounts: Accounts, node: str | None = None) -> Session:
+    return Session(
+        metadata=ObjectMeta(name="root", namespace=accounts.namespace),
+        spec=SessionSpec(template_ref=TemplateRef(name="t"), node_name=node),
+    )
+
+
+def child(fork: Fork, node: str | None = HERE) -> Session:
+    return Session(
+        metadata=ObjectMeta(
+            name="child", namespace=fork.metadata.namespace, owner_references=(fork.owner_reference(),)
+        ),
+        spec=SessionSpec(
+            fork_ref=ForkRef(name=fork.metadata.name, uid=fork.metadata.uid, index=0), node_name=node
+        ),
+    )
+
+
+async def forked(accounts: Accounts) -> tuple[Session, Fork]:
+    """A placed root and a routed Fork of it, made by those who make them."""
+    made = await accounts.user.create(root(accounts))
+    await place(accounts.operator, made, HERE)
+    await accounts.user.create(
+        Fork(
+            metadata=ObjectMeta(name="fork", namespace=accounts.namespace),
+            spec=ForkSpec(source=ForkSource(session=SourceRef(name="root"))),
+        )
+    )
+    routed = {"status": {"node": HERE}}
+    return made, await accounts.operator.merge_patch(
+        Fork, accounts.namespace, "fork", routed, subresource="status"
+    )
+
+
+async def place(client: KubeClient, session: Session, node: str) -> Session:
+    patch = {"spec": {"nodeName": node}}
+    return await client.merge_patch(Session, session.metadata.namespace, session.metadata.name, patch)
+
+
+async def adopt(client: KubeClient, fork: Fork, owner: OwnerReference) -> Fork:
+    patch = {"metadata": {"ownerReferences": [owner.to_json()]}}
+    return await client.merge_patch(Fork, fork.metadata.namespace, fork.metadata.name, patch)
+
+
+async def test_user_makes_a_root_and_the_operator_places_it_once(accounts: Accounts) -> None:
+    made = await accounts.user.create(root(accounts))
+    with pytest.raises(errors.Forbidden, match=PLACED_BY):
+        await place(accounts.user, made, HERE)
+    assert (await place(accounts.operator, made, HERE)).spec.node_name == HERE
+    with pytest.raises(errors.Invalid, match=r"spec\.nodeName cannot be changed once set"):
+        await place(accounts.operator, made, THERE)
+
+
+async def test_user_cannot_choose_the_node_of_a_root(accounts: Accounts) -> None:
+    with pytest.raises(errors.Forbidden, match=PLACED_BY):
+        await accounts.user.create(root(accounts, HERE))
+
+
+async def test_agent_places_a_root_on_its_own_node_only(accounts: Accounts) -> None:
+    with pytest.raises(errors.Forbidden, match=PLACED_BY):
+        await accounts.agent.create(root(accounts, THERE))
+    with pytest.raises(errors.Forbidden, match=PLACED_BY):
+        await accounts.nameless_agent.create(root(accounts, HERE))
+    await accounts.agent.create(root(accounts, HERE))
+
+
+async def test_only_the_agent_of_the_node_makes_children(accounts: Accounts) -> None:
+    _, fork = await forked(accounts)
+    for client in (
+        accounts.user,
+        accounts.admin,
+        accounts.other_agent,
+        accounts.nameless_agent,
+    ):
+        with pytest.raises(errors.Forbidden, match=FORKED_BY):
+            await client.create(child(fork))
+    with pytest.raises(errors.Forbidden, match=FORKED_BY):
+        await accounts.agent.create(child(fork, node=None))
+    await accounts.agent.create(child(fork))
+
+
+async def test_operator_makes_nothing(accounts: Accounts) -> None:
+    with pytest.raises(errors.Forbidden, match="cannot create resource"):
+        await accounts.operator.create(root(accounts))
+
+
+async def test_only_the_agent_of_the_node_hangs_a_fork_into_its_tree(accounts: Accounts) -> None:
+    above, fork = await forked(accounts)
+    for client in (accounts.user, accounts.admin, accounts.other_agent, accounts.nameless_agent):
+        with pytest.raises(errors.Forbidden, match=TREE_BY):
+            await adopt(client, fork, above.owner_reference())
+    adopted = await adopt(accounts.agent, fork, above.owner_reference())
+    assert adopted.metadata.controller == above.owner_reference()
+
+
+async def test_user_may_change_the_rest_of_a_child_but_not_its_place(accounts: Accounts) -> None:
+    _, fork = await forked(accounts)
+    await accounts.agent.create(child(fork))
+    labelled = {"metadata": {"labels": {"mine": "yes"}}}
+    await accounts.user.merge_patch(Session, accounts.namespace, "child", labelled)
+    with pytest.raises(errors.Forbidden, match=TREE_BY):
+        loose = {"metadata": {"ownerReferences": None}}
+        await accounts.user.merge_patch(Session, accounts.namespace, "child", loose)
+
+
+async def test_user_cannot_write_status(accounts: Accounts) -> None:
+    await accounts.user.create(root(accounts))
+    with pytest.raises(errors.Forbidden, match="cannot patch resource"):
+        running = {"status": {"phase": "Running"}}
+        await accounts.user.merge_patch(Session, accounts.namespace, "root", running, subresource="status")
+
+
+async def test_orphaning_a_fork_leaves_its_child_as_a_root(accounts: Accounts) -> None:
+    """The garbage collector removes the reference; without its exemption the deletion would hang."""
+    _, fork = await forked(accounts)
+    await accounts.agent.create(child(fork))
+    async with asyncio.timeout(20):
+        await accounts.user.delete(Fork, accounts.namespace, "fork", propagation="Orphan")
+        await until_gone(accounts.admin, Fork, accounts.namespace, "fork")
+    left = await accounts.admin.get(Session, accounts.namespace, "child")
+    assert left.metadata.owner_references == ()
+
+
+async def test_deleting_a_root_collects_the_tree(accounts: Accounts) -> None:
+    above, fork = await forked(accounts)
+    await adopt(accounts.agent, fork, above.owner_reference())
+    await accounts.agent.create(child(fork))
+    async with asyncio.timeout(20):
+        await accounts.user.delete(Session, accounts.namespace, "root")
+        await until_gone(accounts.admin, Session, accounts.namespace, "child")
+
+
+async def until_gone(
+    client: KubeClient, model: type[Fork] | type[Session], namespace: str, name: str
+) -> None:
+    async for event in watch(client, model, namespace=namespace, field_selector=f"metadata.name={name}"):
+        match event:
+            case Listed(objects=()) | Deleted():
+                return
+            case _:
+                pass
+
+
+async def test_placing_a_session_moves_it_between_the_views_of_operator_and_agent(accounts: Accounts) -> None:
+    made = await accounts.user.create(root(accounts))
+
+    async def first_after_list(
+        client: KubeClient, selector: str, listed: asyncio.Event
+    ) -> Changed[Session] | Deleted[Session]:
+        events = watch(client, Session, namespace=accounts.namespace, field_selector=selector)
+        async for event in events:
+            if isinstance(event, Listed):
+                listed.set()
+            else:
+                return event
+        raise AssertionError("a watch never ends by itself")
+
+    ready = (asyncio.Event(), asyncio.Event())
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        unplaced = tasks.create_task(first_after_list(accounts.operator, "spec.nodeName=", ready[0]))
+        placed = tasks.create_task(first_after_list(accounts.agent, f"spec.nodeName={HERE}", ready[1]))
+        for each in ready:
+            await each.wait()
+        await place(accounts.operator, made, HERE)
+    left, came = unplaced.result(), placed.result()
+    assert isinstance(left, Deleted)
+    assert isinstance(came, Changed)
+    assert came.obj.spec.node_name == HERE
+
+
+async def test_each_agent_writes_its_own_entry_of_a_template_and_nobody_anothers(accounts: Accounts) -> None:
+    template = SessionTemplate(
+        metadata=ObjectMeta(name="t", namespace=accounts.namespace),
+        spec=SessionTemplateSpec(image="builtin:tiny"),
+    )
+    await accounts.user.create(template)
+
+    async def write(client: KubeClient, node: str, phase: str) -> None:
+        status = {"status": {"nodes": [{"node": node, "phase": phase}]}}
+        await client.apply(
+            SessionTemplate,
+            accounts.namespace,
+            "t",
+            status,
+            manager=f"agent-{node}",
+            subresource="status",
+            force=True,
+        )
+
+    await write(accounts.agent, HERE, "Baking")
+    await write(accounts.other_agent, THERE, "Failed")
+    await write(accounts.agent, HERE, "Ready")
+    refused = "only that node's agent may write it"
+    with pytest.raises(errors.Forbidden, match=refused):
+        await write(accounts.other_agent, HERE, "Failed")
+    for client in (accounts.agent, accounts.admin):
+        with pytest.raises(errors.Forbidden, match=refused):
+            wiped = {"status": {"nodes": [{"node": HERE, "phase": "Ready"}]}}
+            await client.merge_patch(SessionTemplate, accounts.namespace, "t", wiped, subresource="status")
+    kept = (await accounts.admin.get(SessionTemplate, accounts.namespace, "t")).status
+    assert {entry.node: entry.phase.value for entry in kept.nodes} == {HERE: "Ready", THERE: "Failed"}
+
+
+async def test_agent_describes_its_own_node_only(accounts: Accounts) -> None:
+    await accounts.agent.apply(ForkNode, None, HERE, {}, manager="agent")
+    ready = {"status": {"ready": True}}
+    await accounts.agent.apply(ForkNode, None, HERE, ready, manager="agent", subresource="status")
+    with pytest.raises(errors.Forbidden, match="only by the agent of the node that it is named after"):
+        await accounts.agent.apply(ForkNode, None, THERE, {}, manager="agent")
+    await accounts.admin.delete(ForkNode, None, HERE)
+
+
+async def test_deletion_with_another_uid_is_a_conflict(accounts: Accounts) -> None:
+    await accounts.user.create(root(accounts))
+    with pytest.raises(errors.Conflict):
+        await accounts.user.delete(Session, accounts.namespace, "root", uid=Uid("another"))
+
+
+async def test_editors_may_exec_and_fork_and_others_may_not(accounts: Accounts) -> None:
+    for resource in ("sessions/exec", "sessions/fork"):
+        assert await may(accounts.user, accounts.namespace, "create", resource)
+        assert not await may(accounts.user, "kube-system", "create", resource)
+        assert not await may(accounts.operator, accounts.namespace, "create", resource)

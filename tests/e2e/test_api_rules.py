@@ -1,0 +1,162 @@
+"""What the API server refuses by itself, and that it says what, where and what to do in one sentence."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from forktree.kube import errors
+from forktree.kube.access import ClusterAccess
+from forktree.kube.client import KubeClient
+from forktree.models import Fork, Session, SessionTemplate
+from forktree.models.base import ApiObject
+from forktree_dev.control_plane import ControlPlane
+
+KINDS: dict[str, type[ApiObject]] = {"SessionTemplate": SessionTemplate, "Session": Session, "Fork": Fork}
+TEMPLATE = {"image": "builtin:tiny"}
+SESSION = {"templateRef": {"name": "t"}}
+FORK = {"source": {"session": {"name": "s"}}}
+
+
+def manifest(kind: str, spec: dict[str, Any], name: str = "one") -> dict[str, Any]:
+    return {
+        "apiVersion": "forktree.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+async def create(client: KubeClient, namespace: str, body: dict[str, Any]) -> None:
+    await client.raw("POST", KINDS[body["kind"]].collection_path(namespace), body)
+
+
+def connected(plane: ControlPlane) -> AbstractAsyncContextManager[KubeClient]:
+    return KubeClient.connected(ClusterAccess.from_kubeconfig(plane.kubectl.kubeconfig))
+
+
+REFUSED = {
+    "two processors": (
+        manifest("SessionTemplate", {**TEMPLATE, "machine": {"vcpus": 2}}),
+        "spec.machine.vcpus: Invalid value: 2: vcpus must be 1: machines with more cannot be forked yet;"
+        " leave it out",
+    ),
+    "too little memory": (
+        manifest("SessionTemplate", {**TEMPLATE, "machine": {"memory": "64Mi", "overlay": "8Mi"}}),
+        'spec.machine.memory: Invalid value: "64Mi": memory must be from 128Mi to 64Gi:'
+        " write a number with a unit, like 256Mi or 2Gi",
+    ),
+    "memory in words": (
+        manifest("SessionTemplate", {**TEMPLATE, "machine": {"memory": "lots"}}),
+        'spec.machine.memory: Invalid value: "lots": memory must be from 128Mi to 64Gi:'
+        " write a number with a unit, like 256Mi or 2Gi",
+    ),
+    "overlay above memory": (
+        manifest("SessionTemplate", {**TEMPLATE, "machine": {"overlay": "1Gi"}}),
+        "spec.machine: Invalid value: machine.overlay must be smaller than machine.memory,"
+        " which it is part of: lower the one or raise the other",
+    ),
+    "image from a registry": (
+        manifest("SessionTemplate", {"image": "example.org/python:3"}),
+        'spec.image: Invalid value: "example.org/python:3": image must be builtin:NAME, like builtin:python:'
+        " name an image that the nodes have",
+    ),
+    "dot in a name": (
+        manifest("Session", SESSION, name="a.b"),
+        "metadata.name: Invalid value: metadata.name must not contain dots, because it becomes a host name:"
+        " use hyphens",
+    ),
+    "long session name": (
+        manifest("Session", SESSION, name="s" * 64),
+        "metadata.name: Invalid value: metadata.name must have at most 63 characters: choose a shorter name",
+    ),
+    "no origin": (
+        manifest("Session", {}),
+        "spec: Invalid value: spec must have exactly one of templateRef and forkRef:"
+        " set templateRef to start a session",
+    ),
+    "two origins": (
+        manifest("Session", {**SESSION, "forkRef": {"name": "f", "uid": "u", "index": 0}}),
+        "spec: Invalid value: spec must have exactly one of templateRef and forkRef:"
+        " set templateRef to start a session",
+    ),
+    "two sources": (
+        manifest("Fork", {"source": {"session": {"name": "s"}, "fork": {"name": "f"}}}),
+        "spec.source: Invalid value: spec.source must have exactly one of session and fork:"
+        " name the Session to fork now, or the Fork whose instant to start from",
+    ),
+    "no source": (
+        manifest("Fork", {"source": {}}),
+        "spec.source: Invalid value: spec.source must have exactly one of session and fork:"
+        " name the Session to fork now, or the Fork whose instant to start from",
+    ),
+    "257 replicas": (
+        manifest("Fork", {**FORK, "replicas": 257}),
+        "spec.replicas: Invalid value: 257: replicas must be from 0 to 256: for more children create further"
+        " Forks with this one as spec.source.fork",
+    ),
+    "long fork name": (
+        manifest("Fork", FORK, name="f" * 53),
+        "metadata.name: Invalid value: metadata.name must have at most 52 characters, as the children's names"
+        " are longer by up to 10: choose a shorter name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "sentence"), REFUSED.values(), ids=REFUSED)
+async def test_wrong_object_is_refused_in_one_sentence(
+    control_plane: ControlPlane, namespace: str, body: dict[str, Any], sentence: str
+) -> None:
+    async with connected(control_plane) as client:
+        with pytest.raises(errors.Invalid) as caught:
+            await create(client, namespace, body)
+    assert caught.value.message.endswith(f'"{body["metadata"]["name"]}" is invalid: {sentence}')
+
+
+CHANGED = {
+    "template": (
+        manifest("SessionTemplate", TEMPLATE),
+        {"command": ["/bin/true"]},
+        "spec: Invalid value: spec of a SessionTemplate cannot be changed: create another under a new name",
+    ),
+    "replicas of a fork": (
+        manifest("Fork", FORK),
+        {"replicas": 3},
+        "spec: Invalid value: spec of a Fork cannot be changed: create another Fork",
+    ),
+    "template of a session": (
+        manifest("Session", SESSION),
+        {"templateRef": {"name": "other"}},
+        "spec: Invalid value: spec.templateRef cannot be changed: create another Session",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "change", "sentence"), CHANGED.values(), ids=CHANGED)
+async def test_change_of_what_is_fixed_is_refused_in_one_sentence(
+    control_plane: ControlPlane, namespace: str, body: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
+    async with connected(control_plane) as client:
+        await create(client, namespace, body)
+        with pytest.raises(errors.Invalid) as caught:
+            await client.merge_patch(KINDS[body["kind"]], namespace, "one", {"spec": change})
+    assert caught.value.message.endswith(sentence)
+
+
+async def test_defaults_are_filled_in(control_plane: ControlPlane, namespace: str) -> None:
+    async with connected(control_plane) as client:
+        await create(client, namespace, manifest("SessionTemplate", TEMPLATE))
+        template = await client.get(SessionTemplate, namespace, "one")
+    assert (template.spec.machine.memory, template.spec.machine.overlay) == ("256Mi", "64Mi")
+    assert template.spec.tree_limits.depth == 64
+
+
+async def test_kinds_are_in_one_category_and_explained(control_plane: ControlPlane, namespace: str) -> None:
+    async with connected(control_plane) as client:
+        await create(client, namespace, manifest("Fork", FORK))
+    listed = await control_plane.kubectl.run("get", "forktree", "-n", namespace, "-o", "name")
+    assert "fork.forktree.dev/one" in listed
+    explained = await control_plane.kubectl.run("explain", "fork.status.pauseMs")
+    assert "Milliseconds from source stopped until it ran again" in " ".join(explained.split())

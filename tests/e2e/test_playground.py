@@ -1,0 +1,55 @@
+"""`make up` and `make down`, as a person types them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from forktree_dev import system
+from forktree_dev.processes import running_recorded
+from leftovers import Traces, left_behind
+
+
+def playground(command: str, state: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forktree_dev.playground", command],
+        env=os.environ | {"STATE": str(state)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def in_its_shell(state: Path, script: str) -> str:
+    command = ["bash", "-c", f"source {state}/env; {script}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_the_playground_is_ready_to_use_stays_and_goes_without_a_trace(tmp_path: Path) -> None:
+    state = tmp_path / "playground"
+    before = Traces.now()
+    try:
+        told = playground("up", state).stdout
+        assert f"source {state}/env" in told
+        assert in_its_shell(state, "kubectl get sessiontemplates -o name").split() == [
+            "sessiontemplate.forktree.dev/python",
+            "sessiontemplate.forktree.dev/tiny",
+        ]
+        ask = 'curl --silent --show-error --cacert "$FORKTREE_CA" --header "Authorization: Bearer $token"'
+        token = "token=$(kubectl create token player --audience=forktree.dev)"
+        listed = in_its_shell(
+            state, f'{token}; {ask} --write-out "%{{http_code}}" "$FORKTREE_URL/v1/sessions"'
+        )
+        assert listed.endswith("200")
+
+        running = running_recorded(state)
+        assert "is up already" in playground("up", state).stdout
+        assert running_recorded(state) == running
+    finally:
+        playground("down", state)
+    assert not state.exists()
+    assert left_behind(before, [str(state), system.name_of(state)]).lines() == []
+    assert playground("down", state).stdout == ""
