@@ -170,6 +170,7 @@ class System:
     async def ready(self, *, timeout_seconds: float = 120.0) -> None:
         """Wait until the agent has published that this node takes sessions: its canary has run by then.
 
+        What an agent published that was killed since still stands, so after a restart this says nothing.
         Raises `ProcessFailed` when a part ends instead, `TimeoutError` with the end of the agent's log.
         """
         parts = (self.keeper, self.agent, self.operator)

@@ -24,7 +24,7 @@ def lean_settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 500
     settings.watching.field_selectors[GROUP, VERSION, "sessions"] = UNPLACED
     settings.watching.field_selectors[GROUP, VERSION, "forks"] = UNROUTED
-    settings.process.ultimate_exiting_timeout = 30
+    settings.process.ultimate_exiting_timeout = None  # Else it kills the process some time after its end.
     return settings
 
 

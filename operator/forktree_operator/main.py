@@ -6,27 +6,21 @@ import asyncio
 import logging
 import signal
 
-import kopf
-
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError
 from forktree_operator.assigning import Assigning
 from forktree_operator.decide.routing import Patience
 from forktree_operator.handlers import Handlers
-from forktree_operator.kopf_settings import lean_settings
 from forktree_operator.leadership import Leadership, LeadershipLost
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.nodes import Nodes
 from forktree_operator.settings import Settings
 from forktree_operator.sweep import Sweep
 from forktree_operator.templates import Templates
+from forktree_operator.watching import WatchingStopped, watch_events
 
 log = logging.getLogger(__name__)
-
-
-class WatchingStopped(Exception):
-    """kopf ended although nobody asked it to."""
 
 
 async def run(settings: Settings) -> int:
@@ -88,24 +82,9 @@ async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, s
             tasks.create_task(sweep.follow_leases(), name="agent-leases"),
             tasks.create_task(sweep.run(), name="sweep"),
         ]
-        await _watch(registry, stop)
+        await watch_events(registry, stop, lambda: _stop_on_signals(stop))
         for task in others:
             task.cancel()
-
-
-async def _watch(registry: kopf.OperatorRegistry, stop: asyncio.Event) -> None:
-    """Run kopf until `stop`. At its end it cancels every task that was begun after it, ours too."""
-    older = asyncio.all_tasks()
-    try:
-        tasks = await kopf.spawn_tasks(
-            registry=registry, settings=lean_settings(), clusterwide=True, standalone=True, stop_flag=stop
-        )
-        _stop_on_signals(stop)  # kopf has just taken the signals for itself.
-        await kopf.run_tasks(tasks, ignored=older)
-    except Exception as err:
-        raise WatchingStopped(f"watching failed: {err!r}") from err
-    if not stop.is_set():
-        raise WatchingStopped("watching ended by itself")
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:

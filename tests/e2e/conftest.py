@@ -22,7 +22,7 @@ async def system(
 ) -> AsyncIterator[System]:
     """Keeper, agent and operator on the run's control plane; one for all tests, as starting costs a canary.
 
-    A test may kill and restart its parts if it waits for `ready` before it ends.
+    A test may kill and restart its parts if all of them run and answer again when it ends.
     """
     state_dir = tmp_path_factory.mktemp("system")
     sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)

@@ -50,6 +50,12 @@ class OperatorProcess:
     identity: str
     service: Service
 
+    async def logged(self, word: str, *, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until its log has `word`. A file tells nobody when it grows, so it is read again and again."""
+        async with asyncio.timeout(seconds):
+            while word not in self.service.log_tail(1000):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     async def exit_text(self, *, seconds: float = PATIENCE_SECONDS) -> str:
         """How it ended, in words; fails if it does not end."""
         deadline = asyncio.get_running_loop().time() + seconds

@@ -56,7 +56,7 @@ async def test_an_operator_that_waits_to_lead_stops_when_told(rig: OperatorRig) 
     async with rig.operator(name="first") as first:
         await rig.until_leader(first.identity)
         async with rig.operator(name="second") as second:
-            await asyncio.sleep(1)
+            await second.logged("waiting_to_lead")
             assert second.service.pid is not None
             os.kill(second.service.pid, signal.SIGTERM)
             assert "exited with code 0" in await second.exit_text()

@@ -103,7 +103,8 @@ class World:
         except Outdated:
             self.observed(await self.writer.newest(session))
             raise
-        self.observed(written)
+        if written is not session:  # Taking in what is known already would only ask for this very step again.
+            self.observed(written)
         return written
 
     async def write_fork(self, fork: Fork, status: ForkStatus) -> Fork:
@@ -113,7 +114,8 @@ class World:
         except Outdated:
             self.observed(await self.writer.newest(fork))
             raise
-        self.observed(written)
+        if written is not fork:  # Taking in what is known already would only ask for this very step again.
+            self.observed(written)
         return written
 
 

@@ -15,6 +15,7 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
+    ExecResult,
     MachineGone,
     NeverReady,
     PinMismatch,
@@ -23,6 +24,7 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.arguments import CPU_MODEL, MACHINE_TYPE, Accelerator
+from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import UNIDENTIFIED
 from forktree_agent.engine.microvm.images import baseline_id
 from forktree_agent.engine.microvm.layers import PAGE_BYTES
@@ -51,53 +53,57 @@ async def bake(
     resources: Resources, shape: Shape, shape_digest: str, accelerator: Accelerator, *, deadline: float
 ) -> tuple[BaselineRecord, PointRecord]:
     """Boot and freeze. Nothing is left after a failure. Raises what `Engine.bake` promises."""
+    resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
     name = f"b-{uuid.uuid4().hex[:12]}"
     layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
     build = Build(image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator)
-    resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
-    batch_record = BatchRecord(machines=(name,), files=(layer, f"state-{point}"), points=(point,))
-    async with resources.begun(batch_record) as batch:
-        resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
-        uid = resources.vmms.take_uid()
-        try:
+    uid = resources.vmms.take_uid()
+    try:
+        batch_record = BatchRecord(machines=(name,), files=(layer, f"state-{point}"), points=(point,))
+        async with resources.begun(batch_record) as batch:
+            resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
             ram = await resources.store.create(layer)
             os.ftruncate(ram, shape.memory_bytes)
-            group = Group(f"bake-{name}", None)
-            await resources.vmms.join(group, name, deadline=deadline)
-            began = time.monotonic()
-            try:
-                order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=group.name)
-                vmm = await resources.vmms.boot(order, shape.overlay_bytes, deadline=deadline)
-                await vmm.guest.wait_booted(deadline=deadline)
-                pins = await _become_ready(vmm, shape, deadline=deadline)
-                boot_ms = (time.monotonic() - began) * 1000
-                await _freeze(resources, vmm, f"state-{point}")
-            except (MachineGone, MonitorError) as err:
-                raise BakeFailed(f"{shape.image} did not boot: {err}") from err
-            except DeadlineExceeded as err:
-                said = resources.vmms.last_words(name)
-                raise BakeFailed(f"{shape.image} was not ready in time: {err}; it said: {said}") from err
+            order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=f"bake-{name}")
+            pins, boot_ms = await _boot(resources, order, shape, f"state-{point}", deadline=deadline)
             await resources.vmms.end(name)
-        finally:
-            resources.vmms.give_back_uid(uid)
-        identity = baseline_id(
-            shape,
-            resources.guest,
-            vmm={
+            vmm = {
                 "qemu": resources.qemu_version,
                 "machine": MACHINE_TYPE,
                 "cpu": CPU_MODEL,
                 "accelerator": accelerator,
-            },
-            pins=pins,
-        )
-        point_record = _keep(resources, layer, point, identity, build)
-        resources.ledger.free(name)
-        baseline = BaselineRecord(id=identity, shape_digest=shape_digest, point=point, boot_ms=boot_ms)
-        resources.journal.put(BASELINE_KIND, shape_digest, to_journal(baseline))
-        batch.commit()
+            }
+            identity = baseline_id(shape, resources.guest, vmm=vmm, pins=pins)
+            point_record = _keep(resources, layer, point, identity, build)
+            resources.ledger.free(name)
+            baseline = BaselineRecord(id=identity, shape_digest=shape_digest, point=point, boot_ms=boot_ms)
+            resources.journal.put(BASELINE_KIND, shape_digest, to_journal(baseline))
+            batch.commit()
+    finally:
+        resources.vmms.give_back_uid(uid)
     log.info("baked image=%s baseline=%s boot_ms=%.0f", shape.image, identity[:12], boot_ms)
     return baseline, point_record
+
+
+async def _boot(
+    resources: Resources, order: VmmOrder, shape: Shape, state_file: str, *, deadline: float
+) -> tuple[dict[str, str], float]:
+    """Boot, become ready, freeze. Returns what the pins printed, and milliseconds from start to ready."""
+    await resources.vmms.join(Group(order.group, None), order.name, deadline=deadline)
+    began = time.monotonic()
+    try:
+        vmm = await resources.vmms.boot(order, shape.overlay_bytes, deadline=deadline)
+        await vmm.guest.wait_booted(deadline=deadline)
+        pins = await _become_ready(vmm, shape, deadline=deadline)
+        boot_ms = (time.monotonic() - began) * 1000
+        async with until(deadline, "freezing"):
+            await _freeze(resources, vmm, state_file)
+    except (MachineGone, MonitorError) as err:
+        raise BakeFailed(f"{shape.image} did not boot: {err}") from err
+    except DeadlineExceeded as err:
+        said = resources.vmms.last_words(order.name)
+        raise BakeFailed(f"{shape.image} was not ready in time: {err}; it said: {said}") from err
+    return pins, boot_ms
 
 
 def _keep(resources: Resources, layer: str, point: str, identity: BaselineId, build: Build) -> PointRecord:
@@ -157,21 +163,29 @@ async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str,
 
 async def _probe(vmm: Vmm, probe: Probe, env: dict[str, str], *, deadline: float) -> None:
     """Ask until it succeeds. The pauses are the probe's own period, not a wait for something to happen."""
-    await asyncio.sleep(probe.initial_delay_seconds)
     command = Command(argv=probe.argv, env=env, timeout_seconds=probe.timeout_seconds)
-    last = ""
-    for attempt in range(probe.failure_threshold):
-        if attempt:
-            await asyncio.sleep(probe.period_seconds)
-        try:
-            result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
-        except CommandRefused as err:
-            last = str(err)
-            continue
-        if result.exit_code == 0:
-            return
-        said = (result.stdout + result.stderr).decode(errors="replace").strip()[-200:]
-        last = f"exit code {result.exit_code}" + (f", {said!r}" if said else "")
-    raise NeverReady(
-        f"{' '.join(probe.argv)} failed {probe.failure_threshold} times in a row; the last time: {last}"
-    )
+    name = " ".join(probe.argv)
+    last = "it had not answered once"
+    try:
+        async with until(deadline, name):
+            await asyncio.sleep(probe.initial_delay_seconds)
+            for attempt in range(probe.failure_threshold):
+                if attempt:
+                    await asyncio.sleep(probe.period_seconds)
+                try:
+                    result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
+                except CommandRefused as err:
+                    last = str(err)
+                    continue
+                if result.exit_code == 0:
+                    return
+                last = _ending(result)
+    except DeadlineExceeded as err:
+        raise NeverReady(f"{name} did not succeed before the deadline; the last time: {last}") from err
+    raise NeverReady(f"{name} failed {probe.failure_threshold} times in a row; the last time: {last}")
+
+
+def _ending(result: ExecResult) -> str:
+    how = "no end before its time-out" if result.timed_out else f"exit code {result.exit_code}"
+    said = (result.stdout + result.stderr).decode(errors="replace").strip()[-200:]
+    return how + (f", {said!r}" if said else "")

@@ -163,6 +163,4 @@ def _identity(child: Waiting) -> Identity:
 async def _map(vmm: Vmm, store: FileStore, layer: LayerRecord, *, deadline: float) -> None:
     if layer.runs == 0:
         return
-    await vmm.shim.map_layer(
-        store.descriptor(layer.id), layer.table_offset, layer.runs, deadline=deadline
-    )
+    await vmm.shim.map_layer(store.descriptor(layer.id), layer.table_offset, layer.runs, deadline=deadline)

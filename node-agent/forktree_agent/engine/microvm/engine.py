@@ -125,13 +125,18 @@ class MicroVmEngine:
         """`bake` under an accelerator that need not be proved: the canary's own way in."""
         digest = shape_digest(shape, accelerator)
         lock = self._baking.setdefault(digest, asyncio.Lock())
-        async with until(deadline, f"baking {shape.image}"), lock:
+        async with until(deadline, f"another bake of {shape.image}"):
+            await lock.acquire()
+        try:
             baseline = self._baselines.get(digest)
             if baseline is None:
+                # Watches the deadline itself, and says what it was waiting for.
                 baseline, point = await bake(self._resources, shape, digest, accelerator, deadline=deadline)
                 self._baselines[digest] = baseline
                 self._points[PointId(point.id)] = point
             return baseline.view()
+        finally:
+            lock.release()
 
     async def fork(
         self,

@@ -1,0 +1,157 @@
+"""What tests of the whole system ask of it: objects by kubectl, commands by HTTP, processes by pid."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from forktree_dev import provisioning
+from forktree_dev.system import System
+
+API = "forktree.dev/v1alpha1"
+SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class Whole:
+    """One user of one namespace."""
+
+    system: System
+    namespace: str
+    http: aiohttp.ClientSession
+
+    @classmethod
+    @asynccontextmanager
+    async def using(cls, system: System, namespace: str) -> AsyncIterator[Whole]:
+        kubectl = system.kubectl
+        await kubectl.run("create", "rolebinding", "tester", "--clusterrole=edit",
+                          f"--serviceaccount={namespace}:default", "-n", namespace)  # fmt: skip
+        token = await provisioning.user_token(kubectl, "default", namespace=namespace)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(system.ca_path))),
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=SECONDS),
+        ) as http:
+            whole = cls(system, namespace, http)
+            yield whole
+            await kubectl.run("delete", "sessions,forks", "--all", "-n", namespace, timeout_seconds=SECONDS)
+
+    async def template(self, name: str = "tiny", **spec: object) -> None:
+        await self.apply(
+            "SessionTemplate", name, {"image": "builtin:tiny", "machine": {"memory": "128Mi"}} | spec
+        )
+
+    async def session(self, name: str = "root", template: str = "tiny") -> None:
+        """Apply a session and wait until it runs."""
+        await self.apply("Session", name, {"templateRef": {"name": template}})
+        await self.ready("session", name)
+
+    async def fork(
+        self, name: str, source: str = "root", *, replicas: int = 1, kind: str = "session"
+    ) -> None:
+        await self.apply("Fork", name, {"source": {kind: {"name": source}}, "replicas": replicas})
+
+    async def forked(self, name: str, source: str = "root", *, replicas: int = 1) -> list[str]:
+        """Apply a fork, wait until all of it is there, and name its children."""
+        await self.fork(name, source, replicas=replicas)
+        await self.ready("fork", name)
+        await self.wait("fork", name, f"jsonpath={{.status.recorded}}={replicas}")
+        children = [child["name"] for child in (await self.status("fork", name))["children"]]
+        for child in children:
+            await self.ready("session", child)
+        return children
+
+    async def apply(self, kind: str, name: str, spec: dict[str, object]) -> None:
+        metadata = {"name": name, "namespace": self.namespace}
+        await self.system.kubectl.apply({"apiVersion": API, "kind": kind, "metadata": metadata, "spec": spec})
+
+    async def ready(self, kind: str, name: str) -> None:
+        await self.wait(kind, name, "condition=Ready")
+
+    async def failed(self, kind: str, name: str) -> tuple[str, str]:
+        """Wait until it has failed. Returns the reason and the sentence."""
+        await self.wait(kind, name, "jsonpath={.status.phase}=Failed")
+        status = await self.status(kind, name)
+        assert status["ready"] is False
+        return status["reason"], status["message"]
+
+    async def wait(self, kind: str, name: str, what: str) -> None:
+        await self.kubectl("wait", f"{kind}/{name}", f"--for={what}", f"--timeout={SECONDS:.0f}s")
+
+    async def gone(self, kind: str, *names: str) -> None:
+        for name in names:
+            await self.wait(kind, name, "delete")
+
+    async def delete(self, kind: str, name: str, *options: str) -> None:
+        await self.kubectl("delete", kind, name, *options)
+
+    async def status(self, kind: str, name: str) -> dict[str, Any]:
+        found = await self.system.kubectl.json("get", kind, name, "-n", self.namespace)
+        status: dict[str, Any] = found.get("status", {})
+        return status
+
+    async def kubectl(self, *arguments: str) -> str:
+        return await self.system.kubectl.run(*arguments, "-n", self.namespace, timeout_seconds=SECONDS + 10)
+
+    async def post(self, path: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
+        url = f"{self.system.url}/ns/{self.namespace}/v1/{path}"
+        async with self.http.post(url, json=body) as answer:
+            return answer.status, await answer.json()
+
+    async def sh(self, session: str, script: str) -> str:
+        """What the script prints in the session. Fails when it fails."""
+        status, body = await self.post(f"sessions/{session}/exec", {"command": script, "timeout_seconds": 60})
+        assert status == 200, body
+        assert body["exit_code"] == 0, body
+        stdout: str = body["stdout"]
+        return stdout
+
+    def machines(self) -> set[int]:
+        """Process ids of all QEMUs that this system's keeper has."""
+        assert self.system.keeper.pid is not None
+        return children_of(self.system.keeper.pid)
+
+    async def machines_are(self, expected: set[int]) -> None:
+        """Wait until exactly these machines run."""
+        await until(lambda: self.machines() == expected)
+
+    async def crash_agent(self) -> None:
+        """`kill -9` the agent, start another, and wait until that one answers."""
+        await self.system.agent.kill()
+        self.system.agent.start()
+        async with asyncio.timeout(SECONDS):
+            while not await self._answers():
+                await asyncio.sleep(0.1)
+
+    async def _answers(self) -> bool:
+        try:
+            async with self.http.get(f"{self.system.url}/v1/health") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what nobody announces to a third party: that processes have come or gone."""
+    async with asyncio.timeout(SECONDS):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def children_of(pid: int) -> set[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(child) for child in children if "qemu" in _name(int(child))}
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
