@@ -30,22 +30,35 @@ packages=(
     curl            # what `make up` prints to try
 )
 python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || packages+=(python3 python3-venv)
-cargo --version >/dev/null 2>&1 || packages+=(cargo rustc)
-cargo clippy --version >/dev/null 2>&1 || packages+=(rust-clippy)
-cargo fmt --version >/dev/null 2>&1 || packages+=(rustfmt)
+for tool in "" clippy fmt; do
+    # shellcheck disable=SC2086 # No tool is no argument.
+    cargo $tool --version >/dev/null 2>&1 || rust=wanted
+done
+
+# Images are made of what apt knows; on a machine whose lists were cleaned away it knows nothing.
+listed() { compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null; }
 
 missing=()
 for package in "${packages[@]}"; do
     status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
     [ "$status" = installed ] || missing+=("$package")
 done
-if [ ${#missing[@]} -gt 0 ]; then
-    command -v apt-get >/dev/null || fail "needs the Debian packages ${missing[*]}, and here is no apt-get"
-    say "installing Debian packages: ${missing[*]} (up to 2 minutes)"
+if [ ${#missing[@]} -gt 0 ] || [ "${rust:-}" ] || ! listed; then
+    command -v apt-get >/dev/null || fail "needs Debian's apt-get, for the packages ${packages[*]}"
+    say "installing Debian packages: ${missing[*]} ${rust:+rust} (up to 3 minutes)"
     export DEBIAN_FRONTEND=noninteractive
     log=$(mktemp)
-    { apt-get update && apt-get install --yes --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 ||
-        { tail -n 30 "$log" >&2; fail "apt-get failed, see above"; }
+    quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; fail "$1 failed, see above"; }; }
+    quietly apt-get update
+    if [ "${rust:-}" ]; then
+        # Debian 12's own cargo can read the crates' index through git only; the one for browsers is current.
+        if apt-cache show cargo-web >/dev/null 2>&1; then
+            missing+=(cargo-web rustc-web rustfmt-web rust-web-clippy)
+        else
+            missing+=(cargo rustc rustfmt rust-clippy)
+        fi
+    fi
+    quietly apt-get install --yes --no-install-recommends "${missing[@]}"
     rm -f "$log"
 fi
 

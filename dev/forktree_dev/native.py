@@ -58,7 +58,7 @@ def _build(folder: Path, *, command: Sequence[str], file_name: str) -> None:
         f"--remap-path-prefix={crates}={_CRATES_NAME}",
     ]
     env = {**os.environ, "CARGO_TARGET_DIR": str(target), "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(names)}
-    subprocess.run(["cargo", *command], check=True, cwd=WORKSPACE, env=env)
+    subprocess.run(["cargo", "--quiet", *command], check=True, cwd=WORKSPACE, env=env)
     shutil.copy2(target / "release" / file_name, folder / file_name)
 
 

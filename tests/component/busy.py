@@ -30,7 +30,8 @@ def generation() -> str:
         lines = pathlib.Path("/run/forktree/identity").read_text().splitlines()
     except FileNotFoundError:
         return "none"
-    return next((line.split("=", 1)[1] for line in lines if line.startswith("FORKTREE_GENERATION=")), "none")
+    found = (line.partition("=")[2] for line in lines if line.startswith("FORKTREE_GENERATION="))
+    return next(found, "none").strip("'")  # Quoted for a shell.
 
 
 def serve() -> None:
@@ -40,6 +41,8 @@ def serve() -> None:
     adder = subprocess.Popen(
         [sys.executable, "-c", ADDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
+    assert adder.stdin is not None
+    assert adder.stdout is not None
     server = socket.create_server(("127.0.0.1", 7000))
 
     def answer() -> None:
@@ -59,7 +62,7 @@ def serve() -> None:
                 state["total"] = int(adder.stdout.readline())
                 file.write(f"{step} {state['total']} {generation()}\n")
                 file.flush()
-            time.sleep(0.002)
+            time.sleep(0.02)
 
 
 def check() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,13 @@ async def look(node: Node, machine: Machine) -> Seen:
 
 
 async def test_every_child_goes_on_from_its_parents_instant_and_no_parent_notices(node: Node) -> None:
+    grandparent: Machine | None = None
     parent = await node.root(SHAPE)
-    lineage = [parent]
     for depth in range(GENERATIONS):
         before = await look(node, parent)
+        assert len(before.first_step_of) >= depth + 1, "a generation of its lineage left no trace"
         children = (await node.fork(parent, CHILDREN, prefix=f"d{depth}")).children
-        seen = [await look(node, child) for child in children]
-        after = await look(node, parent)
+        after, *seen = await asyncio.gather(*(look(node, each) for each in (parent, *children)))
 
         instants = [each.first_step_of[child.generation] for child, each in zip(children, seen, strict=True)]
         assert max(instants) - min(instants) <= STEPS_BEFORE_FREEZE, instants
@@ -62,11 +63,9 @@ async def test_every_child_goes_on_from_its_parents_instant_and_no_parent_notice
         for script in ("head -c 16 /dev/urandom | od -An -tx1", "hostname", "cat /run/forktree/identity"):
             said = await all_sh(node, [parent, *children], script)
             assert len(set(said)) == CHILDREN + 1, (script, said)
+        if grandparent is not None:  # Its grandchildren were born meanwhile.
+            await look(node, grandparent)
+            await node.engine.release(grandparent.id)
         for other in children[1:]:
             await node.engine.release(other.id)
-        parent = children[0]
-        lineage.append(parent)
-
-    for depth, machine in enumerate(lineage):
-        seen_last = await look(node, machine)
-        assert len(seen_last.first_step_of) >= depth + 1, "a generation of its lineage left no trace"
+        grandparent, parent = parent, children[0]

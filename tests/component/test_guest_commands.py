@@ -140,8 +140,8 @@ async def test_more_than_can_run_at_once_are_refused_and_the_others_finish(guest
     with pytest.raises(AtCapacity, match="128 commands run already"):
         await guest.exec("true")
     waiting.pop().cancel()
-    # Whoever opens both ends lets all in that wait for a writer, and lets them go by closing. Refused until the
-    # one that was cancelled is reaped.
+    # Whoever opens both ends lets all in that wait for a writer, and lets them go by closing. Refused until
+    # the one that was cancelled is reaped.
     script = "while pidof cat >/dev/null; do (exec 3<>/tmp/gate; usleep 100000); done"
     while True:
         try:
@@ -173,7 +173,7 @@ async def test_init_is_ahead_of_everybody_and_its_children_are_not(guest: GuestM
 async def test_a_command_starts_with_a_clean_slate(guest: GuestMachine) -> None:
     signals = await guest.sh("grep -E '^Sig(Blk|Ign)' /proc/self/status | cut -f2 | uniq")
     assert signals == "0000000000000000\n"
-    assert await guest.sh("ls /proc/$$/fd") == "0\n1\n2\n"
+    assert await guest.sh("ls /proc/$$/fd; :") == "0\n1\n2\n"
     assert (
         await guest.sh("cat /proc/self/cgroup; umask; ulimit -n; ulimit -Hn")
         == "0::/workload\n0022\n1024\n1048576\n"

@@ -122,7 +122,9 @@ async def beats(guest: GuestMachine) -> None:
 async def test_without_a_command_only_the_environment_is_set_and_only_once(tmp_path: Path) -> None:
     async with booted(tmp_path) as machine:
         await machine.channel.start_workload((), {"LEVEL": "4"}, deadline=soon())
-        assert await machine.sh("echo $LEVEL; grep -c . /sys/fs/cgroup/workload/cgroup.procs") == "4\n2\n"
+        assert await machine.sh("echo $LEVEL; ls /run/forktree") == "4\n"
+        with pytest.raises(CommandRefused, match="started already"):
+            await machine.channel.start_workload(("true",), {}, deadline=soon())
 
 
 async def test_a_workload_that_cannot_run_is_refused_and_a_noisy_one_has_a_bounded_log(

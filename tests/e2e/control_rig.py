@@ -79,14 +79,18 @@ class ControlRig:
                 await rig.stop()
                 await plane.kubectl.run("delete", "node", node)
 
-    async def start(self) -> None:
+    async def start(self, client: KubeClient | None = None) -> None:
         """Control begins, as after a restart of the agent: with this journal and these machines."""
         journal = Journal.opened(self.folder / "journal", BOOT)
         adoption = await self.engine.adopt(deadline=0)
         self._running = AsyncExitStack()
         self.control = await self._running.enter_async_context(
             Control.running(
-                self.settings, client=self.agent, engine=self.engine, journal=journal, adoption=adoption
+                self.settings,
+                client=client or self.agent,
+                engine=self.engine,
+                journal=journal,
+                adoption=adoption,
             )
         )
 
@@ -189,7 +193,7 @@ class ControlRig:
         deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
         while True:
             try:
-                await self.get(kind, name)
+                await self.user.get(kind, self.namespace, name)
             except NotFound:
                 return
             assert asyncio.get_running_loop().time() < deadline, f"{name} is still there"

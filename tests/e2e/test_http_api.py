@@ -241,7 +241,7 @@ async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
         Store[Session](),
         Records(Journal.opened(tmp_path / "journal", "a boot")),
     )
-    facade = Facade(NODE, cast("Engine", engine), sessions, Store[Fork](), records)
+    facade = Facade(NODE, cast("Engine", engine), sessions, records)
     listener = Listener(
         host="127.0.0.1", port=0, names=("127.0.0.1", "localhost"), tls_directory=tmp_path / "tls"
     )

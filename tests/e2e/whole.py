@@ -127,7 +127,7 @@ class Whole:
         await self.system.agent.kill()
         self.system.agent.start()
         async with asyncio.timeout(SECONDS):
-            while not await self._answers():
+            while not await self._answers():  # noqa: ASYNC110  # Nothing announces a server to a stranger.
                 await asyncio.sleep(0.1)
 
     async def _answers(self) -> bool:
@@ -141,7 +141,7 @@ class Whole:
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what nobody announces to a third party: that processes have come or gone."""
     async with asyncio.timeout(SECONDS):
-        while not holds():
+        while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -292,9 +292,11 @@ async def test_the_workload_is_started_or_refused(ends: tuple[GuestChannel, Peer
 
 async def test_a_workload_that_cannot_run_says_why(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
+    task = asyncio.create_task(channel.start_workload(("srv",), {}, deadline=soon()), name="start")
+    await peer.request()
     await peer.send({"type": "start_failed", "message": "no program 'srv'"})
     with pytest.raises(CommandRefused, match="no program 'srv'"):
-        await channel.start_workload(("srv",), {}, deadline=soon())
+        await task
 
 
 async def channel_is_alive(channel: GuestChannel, peer: Peer) -> None:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
-from types import ModuleType
+import importlib
+import pkgutil
 
 import pytest
 
+import forktree
+import forktree_agent
 from forktree.errors import ForktreeError
 from forktree.kube import errors as kube
 from forktree.models import Reason
-from forktree_agent.control import objects
 from forktree_agent.engine import contract
-from forktree_agent.http.errors import ERRORS, REASONS, STATUS, Code, Refusal, refusal_for, refusal_of
+from forktree_agent.http.errors import (
+    ERRORS,
+    REASONS,
+    STATUS,
+    Code,
+    Refusal,
+    code_of,
+    refusal_for,
+    refusal_of,
+)
 
 RETRIED_BY_CLIENTS = {Code.AT_CAPACITY, Code.SESSION_BRINGUP_FAILED}
 
 
-def errors_of(module: ModuleType) -> list[type[ForktreeError]]:
-    return [
-        cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if issubclass(cls, ForktreeError) and cls.__module__ == module.__name__
-    ]
+def errors() -> list[type[ForktreeError]]:
+    """Every class of error that any module of the SDK and the agent defines."""
+    for package in (forktree, forktree_agent):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    found, new = list[type[ForktreeError]](), [ForktreeError]
+    while new:
+        found += new
+        new = [below for cls in new for below in cls.__subclasses__()]
+    return [cls for cls in found if cls.__module__.startswith(("forktree.", "forktree_agent."))]
 
 
 def test_every_code_has_a_status() -> None:
@@ -33,26 +48,27 @@ def test_every_reason_has_a_code() -> None:
     assert set(REASONS) == set(Reason)
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [cls for module in (contract, kube, objects) for cls in errors_of(module)],
-    ids=lambda cls: cls.__name__,
-)
-def test_every_error_of_the_layers_below_has_a_row(cls: type[ForktreeError]) -> None:
-    assert cls in ERRORS or cls.reason is not Reason.INTERNAL or cls in (contract.EngineError,)
-    refusal = refusal_of(cls("a sentence"))
-    assert refusal.sentence == "a sentence"
-    assert refusal.status == STATUS[refusal.code]
+@pytest.mark.parametrize("cls", errors(), ids=lambda cls: cls.__name__)
+def test_every_error_of_the_layers_below_has_a_code(cls: type[ForktreeError]) -> None:
+    assert STATUS[code_of(cls)] >= 400
 
 
-def test_every_kubernetes_error_has_a_row_of_its_own() -> None:
-    concrete = [
-        cls
-        for cls in errors_of(kube)
-        if not any(issubclass(c, cls) and c is not cls for c in errors_of(kube))
+def test_every_error_of_the_api_server_is_told_apart() -> None:
+    assert [cls.__name__ for cls in errors() if issubclass(cls, kube.KubeError) and cls not in ERRORS] == []
+
+
+def test_every_error_of_an_engine_says_more_than_internal() -> None:
+    specific = [
+        cls for cls in errors() if cls.__module__ == contract.__name__ and cls is not contract.EngineError
     ]
-    assert concrete
-    assert [cls.__name__ for cls in concrete if cls not in ERRORS] == []
+    assert specific
+    assert [cls.__name__ for cls in specific if code_of(cls) is Code.INTERNAL] == []
+
+
+def test_a_full_quota_is_told_apart_from_a_missing_right() -> None:
+    quota = kube.Forbidden("sessions is forbidden: exceeded quota: small, requested: 1, used: 1, limited: 1")
+    assert refusal_of(quota).code is Code.QUOTA_EXCEEDED
+    assert refusal_of(kube.Forbidden("sessions is forbidden: no such right")).code is Code.FORBIDDEN
 
 
 def test_clients_repeat_only_what_left_nothing_running() -> None:

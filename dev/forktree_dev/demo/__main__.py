@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
@@ -49,6 +50,7 @@ async def play(state_dir: Path, narrator: Narrator, report: Report) -> None:
         system = await asyncio.to_thread(
             System, state_dir, sizes=Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)
         )
+    objects: int | None = None
     try:
         with narrator.step("starting control plane, keeper, agent and operator; trying a canary machine"):
             await system.start()
@@ -56,11 +58,11 @@ async def play(state_dir: Path, narrator: Narrator, report: Report) -> None:
     finally:
         with narrator.step("taking all down"):
             await system.stop()
-    with narrator.step("searching the machine for what is left"):
-        found = await around.found(system.name, str(state_dir))
-    report.leftovers = {**found.counts, "objects": objects}
-    for line in found.found:
-        narrator.say(f"left: {line}")
+        with narrator.step("searching the machine for what is left"):
+            found = await around.found(system.name, str(state_dir))
+        report.leftovers = {**found.counts, "objects": objects}
+        for line in found.found:
+            narrator.say(f"left: {line}")
     narrator.say(", ".join(f"{kind} {count}" for kind, count in report.leftovers.items()))
 
 
@@ -108,8 +110,8 @@ def main() -> int:
     if out := os.environ.get("OUT"):
         report.write(Path(out))
     if failure is not None:
-        console.print(f"[bold red]The demo failed:[/] {failure}", highlight=False)
-        console.print(f"Logs: {state_dir}/logs and {state_dir}/control-plane/logs", highlight=False)
+        console.print(f"[bold red]The demo failed:[/] {escape(failure)}", highlight=False, soft_wrap=True)
+        console.print(f"Logs: {state_dir}/logs and {state_dir}/control-plane/logs", soft_wrap=True)
         return 1
     shutil.rmtree(state_dir)
     console.print("[bold green]Every child went on from its parent's instant, and nothing is left.[/]")

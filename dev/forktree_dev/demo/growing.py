@@ -89,5 +89,5 @@ def _compare(stage: Stage, before: State, after: State, children: list[State], n
         )
     stage.narrator.say(
         f"{before.name} noticed nothing: step {before.step} → {after.step}, "
-        f"slowest {after.slowest_step_ms:.0f} ms (before: {before.slowest_step_ms:.0f} ms)"
+        f"slowest step {after.slowest_step_ms:.0f} ms (before: {before.slowest_step_ms:.0f} ms)"
     )

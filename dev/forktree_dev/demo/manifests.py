@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forktree_dev.demo.workload import ASK, PROGRAM
+from forktree_dev.demo.workload import PROGRAM, ask
 
 NAMESPACE = "demo"
 TEMPLATE = "environment"
@@ -32,7 +32,7 @@ def user() -> Manifest:
 def template() -> Manifest:
     """Ready once the program answers, and pinned to the Python it was written for."""
     probe = {
-        "exec": {"command": ["python3", "-c", ASK]},
+        "exec": {"command": ask()},
         "periodSeconds": 1,
         "timeoutSeconds": 30,
         "failureThreshold": 60,

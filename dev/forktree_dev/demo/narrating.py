@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -70,22 +71,26 @@ class Narrator:
         began = time.monotonic()
         task = self._progress.add_task(title, total=total) if self._progress else None
         if self._progress is None:
-            self._console.print(f"... {title}", highlight=False)
+            self._print(f"... {escape(title)}")
         try:
             yield Step(self._progress, task)
         except BaseException:
-            self._console.print(f"[red]✗[/red] {title} ({time.monotonic() - began:.1f} s)", highlight=False)
+            self._print(f"[red]✗[/red] {escape(title)} ({time.monotonic() - began:.1f} s)")
             raise
         finally:
             if self._progress and task is not None:
                 self._progress.remove_task(task)
         if self._progress and self._overall is not None:
             self._progress.advance(self._overall)
-        self._console.print(f"[green]✓[/green] {title} ({time.monotonic() - began:.1f} s)", highlight=False)
+        self._print(f"[green]✓[/green] {escape(title)} ({time.monotonic() - began:.1f} s)")
 
     def say(self, text: str) -> None:
         """A fact found on the way."""
-        self._console.print(f"  {text}", highlight=False)
+        self._print(f"  {escape(text)}")
+
+    def _print(self, text: str) -> None:
+        # A line of ours is one line in a log, however wide the log believes to be.
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """A tree or a table."""

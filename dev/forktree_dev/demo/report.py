@@ -8,8 +8,6 @@ from pathlib import Path
 
 from forktree.models import Fork
 
-LEFTOVERS = ("processes", "cgroups", "netns", "mounts", "memfds", "objects")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkClocks:
@@ -47,12 +45,12 @@ class Report:
     forks: list[ForkClocks] = field(default_factory=list[ForkClocks])
     state_equal: bool = False
     """Every child that was looked into went on from its parent's instant, and no parent noticed."""
-    leftovers: dict[str, int] | None = None
+    leftovers: dict[str, int | None] | None = None
     """How many of each kind were found after the end. None: nobody looked."""
 
     @property
     def nothing_left(self) -> bool:
-        return self.leftovers is not None and not any(self.leftovers.values())
+        return self.leftovers is not None and all(count == 0 for count in self.leftovers.values())
 
     def write(self, folder: Path) -> None:
         """As `demo.json` in `folder`."""

@@ -17,7 +17,7 @@ from forktree_dev.demo.http import Commands
 from forktree_dev.demo.manifests import NAMESPACE, Manifest
 from forktree_dev.demo.narrating import Narrator
 from forktree_dev.demo.report import Report
-from forktree_dev.demo.workload import ASK
+from forktree_dev.demo.workload import ask
 from forktree_dev.system import System
 
 Kind = TypeVar("Kind", Session, Fork)
@@ -71,10 +71,9 @@ class Stage:
             ) from err
         raise AssertionError("a watch ends only by being left")
 
-    async def ask(self, session: str, note: str | None = None) -> State:
+    async def ask(self, session: str, note: str = "") -> State:
         """What the program in `session` says of itself, after writing `note` into its history."""
-        words = ["python3", "-c", ASK] + ([note] if note is not None else [])
-        state = State.model_validate_json(await self.commands.run(session, *words))
+        state = State.model_validate_json(await self.commands.run(session, *ask(note)))
         if state.name != session:
             raise DemoFailed(f"the machine of {session} calls itself {state.name}")
         return state

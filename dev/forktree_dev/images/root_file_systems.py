@@ -31,6 +31,8 @@ _TINY_FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "etc/group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "etc/hostname": "localhost\n",
+    "etc/resolv.conf": "",
 }
 _TINY_FOLDERS = (
     "bin",
@@ -110,4 +112,6 @@ def _make_python(root: Path) -> None:
     subprocess.run(["chroot", str(root), *compile_all, "/usr/lib/python3", "/usr/lib/python3.11"], check=True)
     for path in ("var/lib/apt", "var/cache", "var/log", "etc/apt"):
         shutil.rmtree(root / path, ignore_errors=True)
-    (root / "etc" / "hosts").write_text(_TINY_FILES["etc/hosts"])
+    # Two of these were copied from the machine that builds.
+    for path in ("etc/hosts", "etc/hostname", "etc/resolv.conf"):
+        (root / path).write_text(_TINY_FILES[path])

@@ -34,7 +34,7 @@ class Control:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.facade = Facade(world.node, world.engine, world.sessions, world.forks, world.records)
+        self.facade = Facade(world.node, world.engine, world.sessions, world.records)
 
     @classmethod
     @asynccontextmanager

@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 
+from forktree.errors import ForktreeError
 from forktree_agent.control.owners import ChildMachine, meaning
 from forktree_agent.control.world import World
 from forktree_agent.engine.contract import MachineExit
@@ -17,7 +18,10 @@ async def watch_exits(world: World) -> None:
     """Note every exit. Never ends by itself."""
     async for ended in world.engine.exits():
         log.error("machine_lost owner=%s machine=%s how=%r", ended.owner, ended.machine, ended.text)
-        note(world, ended)
+        try:
+            note(world, ended)
+        except ForktreeError as err:  # Its session still fails, only without saying how.
+            log.warning("exit_not_noted owner=%s error=%r", ended.owner, err.message)
         world.room_changed()
 
 

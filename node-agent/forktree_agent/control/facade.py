@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forktree.models import Fork, Session, Uid
+from forktree.models import Session, Uid
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import owner_of
 from forktree_agent.control.records import Records
@@ -18,26 +18,15 @@ from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine,
 class Facade:
     """Control as seen from the HTTP API. All methods that do not wait answer from memory."""
 
-    def __init__(
-        self, node_name: str, engine: Engine, sessions: Store[Session], forks: Store[Fork], records: Records
-    ) -> None:
+    def __init__(self, node_name: str, engine: Engine, sessions: Store[Session], records: Records) -> None:
         self.node_name = node_name
         self._engine = engine
         self._sessions = sessions
-        self._forks = forks
         self._records = records
 
     def session(self, namespace: str, name: str) -> Session | None:
         """The session of that name on this node, as last seen. None: not here, or not seen yet."""
         return self._sessions.named(namespace, name)
-
-    def sessions(self, namespace: str) -> tuple[Session, ...]:
-        """All sessions of a namespace on this node, as last seen."""
-        return tuple(each for each in self._sessions.all() if each.metadata.namespace == namespace)
-
-    def fork(self, namespace: str, name: str) -> Fork | None:
-        """The fork of that name on this node, as last seen. None: not here, or not seen yet."""
-        return self._forks.named(namespace, name)
 
     def machine(self, session: Session) -> Machine | None:
         """The machine that runs for `session` and answered its identity message, if there is one."""
@@ -63,7 +52,3 @@ class Facade:
         Raises `ObjectGone` once it is deleted, and `TimeoutError` at `deadline` (loop time).
         """
         return await self._sessions.when(uid, there, deadline=deadline)
-
-    async def fork_when(self, uid: Uid, there: Callable[[Fork], bool], *, deadline: float) -> Fork:
-        """The fork as soon as `there` holds for it and it is on this node. Raises like `session_when`."""
-        return await self._forks.when(uid, there, deadline=deadline)

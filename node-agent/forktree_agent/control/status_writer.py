@@ -39,13 +39,11 @@ class StatusWriter:
         self._client = client
 
     async def write(self, item: Kind, status: SessionStatus | ForkStatus) -> Kind:
-        """Make `status` the status of `item`, and return the object as it then is. Nothing to do is no write.
+        """Make `status` the status of `item`, and return the object as it then is.
 
         Raises `Vanished`, `Outdated` (with the newer version fetched by `newest`), and other `KubeError`s;
         after `Unavailable` it may have been written, and the next version seen tells.
         """
-        if status == item.status:
-            return item
         body = {
             "metadata": {"resourceVersion": item.metadata.resource_version},
             "status": status.to_merge_patch(),

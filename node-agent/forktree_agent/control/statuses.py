@@ -141,7 +141,6 @@ def fork_waits(fork: Fork, reason: Reason, message: str) -> ForkStatus:
     """A fork that is not begun yet, and why."""
     return fork.status.model_copy(
         update={
-            "phase": fork.status.phase,
             "reason": reason,
             "message": message,
             "observed_generation": fork.metadata.generation,

@@ -95,6 +95,7 @@ class Workers:
                     pause = _retry_seconds(failures)
                     log.exception("round_broke kind=%s uid=%s retry_seconds=%.2f", self._name, uid, pause)
                 if worker.poked.is_set() and failures == 0:
+                    await asyncio.sleep(0)  # A round need not have waited for anything.
                     continue
                 if pause is None:
                     return

@@ -98,6 +98,8 @@ class World:
 
     async def write_session(self, session: Session, status: SessionStatus) -> Session:
         """Write a status and take in what the object then is. Raises as `StatusWriter.write` does."""
+        if status == session.status:
+            return session
         try:
             written = await self.writer.write(session, status)
         except Outdated:
@@ -109,6 +111,8 @@ class World:
 
     async def write_fork(self, fork: Fork, status: ForkStatus) -> Fork:
         """Write a status and take in what the object then is. Raises as `StatusWriter.write` does."""
+        if status == fork.status:
+            return fork
         try:
             written = await self.writer.write(fork, status)
         except Outdated:

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
-
 from forktree.models import Fork, Session, SessionTemplate
 from forktree.wire import SessionInfo
 

@@ -136,12 +136,15 @@ def refusal_of(error: ForktreeError) -> Refusal:
     """What a caller is told about a typed error of the layers below."""
     if isinstance(error, kube.Forbidden) and _QUOTA in error.message:
         return Refusal(Code.QUOTA_EXCEEDED, error.message)
-    for cls in type(error).__mro__:
+    return Refusal(code_of(type(error)), error.message)
+
+
+def code_of(kind: type[ForktreeError]) -> Code:
+    """The code of an error of this class."""
+    for cls in kind.__mro__:
         if code := ERRORS.get(cls):
-            break
-    else:
-        code = REASONS[error.reason]
-    return Refusal(code, error.message)
+            return code
+    return REASONS[kind.reason]
 
 
 def refusal_for(reason: Reason | None, message: str | None, subject: str) -> Refusal:

@@ -6,7 +6,6 @@ import asyncio
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
-
 from forktree.models import ForkNode, Session, SessionPhase
 from forktree.wire import Exec, ExecFinished
 from forktree_agent.control.facade import Facade

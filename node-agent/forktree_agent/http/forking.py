@@ -8,7 +8,6 @@ from http import HTTPStatus
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import AlreadyExists, NotFound
-
 from forktree.models import Fork, ForkPhase, ForkSpec, ObjectMeta, Reason, Session
 from forktree.models.fork import ForkSource, SourceRef
 from forktree.wire import ForkedChild, ForkSession, SessionForked

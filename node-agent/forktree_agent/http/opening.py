@@ -8,7 +8,6 @@ from http import HTTPStatus
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import AlreadyExists, NotFound
-
 from forktree.models import ObjectMeta, Reason, Session, SessionPhase, SessionSpec, SessionTemplate
 from forktree.models.session import TemplateRef
 from forktree.wire import CreateSession, SessionCreated

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from aiohttp import web
+
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
-
 from forktree.models import Session
 from forktree.wire import CreateSession, Exec, ForkSession, Health, SessionDeleted
 from forktree_agent.control.facade import Facade

@@ -9,5 +9,9 @@ _HERE = Path(__file__).parent
 PROGRAM = (_HERE / "program.py").read_text()
 """The environment itself: started once, when the template is baked, and forked ever after."""
 
-ASK = (_HERE / "ask.py").read_text()
-"""Run by a session's commands to talk to the program."""
+_ASK = (_HERE / "ask.sh").read_text()
+
+
+def ask(note: str = "") -> list[str]:
+    """The command that gets the program's state in a session, after writing `note` into its history."""
+    return ["bash", "-c", _ASK, "ask", note]

@@ -87,6 +87,7 @@ class Environment:
             "connection": [self.counter.getsockname()[1], self.counter.getpeername()[1]],
             "awakenings": self.awakenings,
             "slowest_step_ms": slowest,
+            "history": LEDGER.read_text().splitlines(),
         }
 
 
@@ -101,12 +102,12 @@ def start_counter() -> tuple[socket.socket, int]:
 
 
 def serve(environment: Environment, client: socket.socket) -> None:
-    """One question: a JSON object, with a `note` to be written into the history or without."""
+    """One question: a line with a note to be written into the history, or an empty one."""
     client.settimeout(5)
     with client, client.makefile("rw") as lines:
-        question: dict[str, str] = json.loads(lines.readline())
-        if "note" in question:
-            environment.take_step(question["note"])
+        note = lines.readline().strip()
+        if note:
+            environment.take_step(note)
         environment.notice_new_name()
         lines.write(json.dumps(environment.answer()) + "\n")
         lines.flush()

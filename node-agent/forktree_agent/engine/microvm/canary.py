@@ -13,13 +13,15 @@ import os
 import stat
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from forktree_agent.engine.contract import (
+    Baseline,
     ChildOrder,
     Command,
+    Engine,
     EngineError,
     ForkFailed,
     MachineId,
@@ -32,7 +34,6 @@ from forktree_agent.engine.microvm.records import CanaryRecord, to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
-    from forktree_agent.engine.microvm.engine import MicroVmEngine
     from forktree_agent.engine.microvm.resources import Resources
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,15 @@ PLANT = "head -c 1000000 /dev/urandom > /tmp/canary; sha256sum < /tmp/canary"
 COMPARE = "sha256sum < /tmp/canary"
 
 
-async def find_accelerator(engine: MicroVmEngine, resources: Resources, *, deadline: float) -> CanaryRecord:
+class Trial(Engine, Protocol):
+    """An engine that can be asked for an accelerator which is not proved yet."""
+
+    async def bake_with(self, shape: Shape, accelerator: Accelerator, *, deadline: float) -> Baseline:
+        """`bake`, under this accelerator."""
+        ...
+
+
+async def find_accelerator(engine: Trial, resources: Resources, *, deadline: float) -> CanaryRecord:
     """What this node can do: remembered from an earlier try on the same boot, or tried now."""
     tried = _subject(resources)
     value = resources.journal.get(CANARY_KIND, CANARY_KEY)
@@ -67,7 +76,7 @@ async def find_accelerator(engine: MicroVmEngine, resources: Resources, *, deadl
     return verdict
 
 
-async def _verdict(engine: MicroVmEngine, wanted: str, tried: str, *, deadline: float) -> CanaryRecord:
+async def _verdict(engine: Trial, wanted: str, tried: str, *, deadline: float) -> CanaryRecord:
     why_not = "KVM was not asked for"
     if wanted in {"auto", "kvm"}:
         refusal = _kvm_refusal()
@@ -105,7 +114,7 @@ async def _verdict(engine: MicroVmEngine, wanted: str, tried: str, *, deadline: 
     )
 
 
-async def _try(engine: MicroVmEngine, accelerator: Accelerator, *, deadline: float) -> tuple[float, float]:
+async def _try(engine: Trial, accelerator: Accelerator, *, deadline: float) -> tuple[float, float]:
     """Boot and fork once. Returns boot and fork time in milliseconds; nothing is left either way."""
     baseline = await engine.bake_with(CANARY_SHAPE, accelerator, deadline=deadline)
     limits = TreeLimits(tree=TreeId("canary"))
@@ -131,7 +140,7 @@ async def _try(engine: MicroVmEngine, accelerator: Accelerator, *, deadline: flo
         await engine.drop_baseline(baseline.id)
 
 
-async def _say(engine: MicroVmEngine, machine: MachineId, script: str, *, deadline: float) -> bytes:
+async def _say(engine: Trial, machine: MachineId, script: str, *, deadline: float) -> bytes:
     result = await engine.exec(machine, Command(argv=("/bin/sh", "-c", script)), deadline=deadline)
     if result.exit_code != 0:
         raise ForkFailed(f"the canary's command ended with {result.exit_code}: {result.stderr[:200]!r}")

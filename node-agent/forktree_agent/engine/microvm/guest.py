@@ -104,7 +104,7 @@ class GuestChannel:
         self._is_read = False
         self._end: MachineGone | None = None
         self._booted: asyncio.Future[frames.Booted] = self._loop.create_future()
-        self._started: asyncio.Future[frames.Started | frames.StartFailed] = self._loop.create_future()
+        self._started: asyncio.Future[frames.Started | frames.StartFailed] | None = None
         self._identities: dict[str, asyncio.Future[frames.Identified | frames.IdentityFailed]] = {}
         self._pings: dict[str, asyncio.Future[frames.Pong]] = {}
         self._running: dict[str, _Running] = {}
@@ -149,7 +149,9 @@ class GuestChannel:
 
         Once in a machine's life, before it is frozen. Raises `CommandRefused` if the command cannot be run.
         """
-        self._send(self._encode(frames.Start(argv=tuple(argv), env=dict(env))))
+        line = self._encode(frames.Start(argv=tuple(argv), env=dict(env)))
+        self._started = self._loop.create_future()
+        self._send(line)
         outcome = await self._wait(self._started, "start the workload", deadline)
         if isinstance(outcome, frames.StartFailed):
             raise CommandRefused(_quoted(outcome.message))
@@ -287,7 +289,7 @@ class GuestChannel:
                     self._loop.add_writer(self._socket, self._flush)
                 return
             except OSError as err:
-                self._break(MachineGone(f"machine {self._name} does not take anything any more: {err}"))
+                self._break(MachineGone(f"machine {self._name} ended: {err}"))
                 return
             self._unsent_bytes -= sent
             if sent == len(self._unsent[0]):
@@ -304,7 +306,7 @@ class GuestChannel:
         except BlockingIOError:
             return
         except OSError as err:
-            self._break(MachineGone(f"the channel to machine {self._name} broke: {err}"))
+            self._break(MachineGone(f"machine {self._name} ended: {err}"))
             return
         if not chunk:
             self._break(MachineGone(f"machine {self._name} ended"))
@@ -370,7 +372,8 @@ class GuestChannel:
         self._unsent.clear()
         self._unsent_bytes = 0
         _fail([self._booted], end)
-        _fail([self._started], end)
+        if self._started is not None:
+            _fail([self._started], end)
         _fail(self._identities.values(), end)
         _fail(self._pings.values(), end)
         _fail((running.ended for running in self._running.values()), end)

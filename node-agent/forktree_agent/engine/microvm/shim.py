@@ -29,6 +29,9 @@ from forktree_agent.engine.microvm.layers import (
 
 VERSION = 1
 REPLY_MAX_BYTES = 64
+MAX_STRAY_REPLIES = 256
+"""Each question that was given up leaves one. Reading what is there does not let other tasks run, deadlines
+included, so whoever never stops talking must not be listened to for ever."""
 
 _HEADER = struct.Struct("<HHI")  # version, op, id
 _RESULT = struct.Struct("<Ii")  # status, errno
@@ -302,13 +305,14 @@ class ShimClient:
         # the shim has not read for hundreds of them, and the error says so.
         socket.send_fds(self._sock, [encode_request(op, self._last_id, body)], [fd] if fd is not None else [])
         loop = asyncio.get_running_loop()
-        while True:
+        for _ in range(MAX_STRAY_REPLIES):
             packet = await loop.sock_recv(self._sock, REPLY_MAX_BYTES)
             if not packet:
                 raise MachineGone(f"the fork shim closed its socket at {op.name}")
             reply = decode_reply(packet)
             if reply.id == self._last_id:
                 return reply
+        raise NoShim(f"the fork shim sent {MAX_STRAY_REPLIES} replies to what nobody asked")
 
 
 def _detail(reply: Reply) -> int:

@@ -47,6 +47,7 @@ pub fn boot() -> Result<fs::File, BootError> {
     wait_for(&events, "the root disk", || Path::new("/dev/vda").exists().then_some(()))?;
     enter_root(overlay_bytes()?)?;
     mount_usual()?;
+    prefer_killing_to_thrashing();
     sys::loopback_up().step("bring loopback up")?;
     sys::raise_file_limit().step("raise the limit of open files")?;
     let port = wait_for(&events, "the guest channel", find_port)?;
@@ -146,6 +147,17 @@ fn mount_usual() -> Result<(), BootError> {
         symlink(target, Path::new("/dev").join(link)).step(format!("link /dev/{link}"))?;
     }
     Ok(())
+}
+
+/// Let the kernel kill the largest process once what was used in the last second does not fit into memory any more.
+/// Otherwise it reads programs' pages from the disk again and again first: an emulated guest of 256 MiB whose one
+/// program took all memory did that for 20 to 47 seconds, and for 6 to 12 with this (Linux 6.1).
+fn prefer_killing_to_thrashing() {
+    let folder = Path::new("/sys/kernel/mm/lru_gen");
+    for (file, value) in [("enabled", "y"), ("min_ttl_ms", "1000")] {
+        // A kernel without it is slower to act, and no less right.
+        let _ = fs::write(folder.join(file), value);
+    }
 }
 
 /// The device file of the port with our name, once the driver has learnt that name from the host.

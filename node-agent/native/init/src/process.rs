@@ -221,9 +221,8 @@ fn fork_into(group: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
     libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// # Safety
-/// Only in a forked child: ends the process without running anything of the parent's.
-unsafe fn tell_and_exit(verdict: RawFd, step: Step, errno: i32) -> ! {
+/// Ends a forked child without running anything of the parent's.
+fn tell_and_exit(verdict: RawFd, step: Step, errno: i32) -> ! {
     let [a, b, c, d] = errno.to_ne_bytes();
     let told = [step as u8, a, b, c, d];
     // SAFETY: pointer and length describe `told`; the descriptor is the open pipe.

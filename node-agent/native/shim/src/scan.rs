@@ -228,6 +228,41 @@ mod tests {
         }
     }
 
+    /// Numbers without a pattern, the same in every run.
+    fn noise(seed: u64) -> impl Iterator<Item = u32> {
+        let mut state = seed;
+        std::iter::from_fn(move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            u32::try_from(state >> 33).ok()
+        })
+    }
+
+    #[test]
+    fn whatever_is_written_runs_are_apart_in_order_and_hold_all_of_it() {
+        for seed in 0..200 {
+            let mut dice = noise(seed);
+            let mut roll = |sides: u32| dice.next().expect("endless") % sides;
+            let (gap, capacity, spread) = (roll(8), 1 + roll(300), 1 + roll(50));
+            let mut pages = vec![roll(spread)];
+            for at in 0..usize::try_from(roll(2_000)).expect("small") {
+                pages.push(pages[at] + 1 + roll(spread));
+            }
+            let mut table = gathered(pages.iter().copied(), capacity as usize, gap);
+            table.settle(roll(100));
+            let end = table.pack();
+            assert!(table.gap_pages() >= gap && table.runs().len() <= capacity as usize);
+            assert_eq!((table.pages() * PAGE_BYTES, table.dirty_pages()), (end, pages.len() as u64));
+            for (run, next) in table.runs().iter().zip(table.runs().iter().skip(1)) {
+                assert!(run.end() + u64::from(table.gap_pages()) < u64::from(next.page));
+                assert_eq!(run.offset + run.bytes(), next.offset);
+            }
+            let held = |page: u32| table.runs().iter().any(|run| run.page <= page && u64::from(page) < run.end());
+            assert!(pages.iter().all(|page| held(*page)), "seed {seed}");
+            let edges = table.runs().iter().flat_map(|run| [u64::from(run.page), run.end() - 1]);
+            assert!(edges.map(|edge| u32::try_from(edge).expect("a page")).all(|edge| pages.contains(&edge)));
+        }
+    }
+
     #[test]
     fn settling_widens_gaps_until_the_runs_are_few() {
         let mut table = gathered((0..4_000).map(|i| i * 2), 8_192, 0);

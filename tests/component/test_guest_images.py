@@ -1,0 +1,58 @@
+"""What the image builder makes: guest directories that hold together, and images with what they promise."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import stat
+import subprocess
+from pathlib import Path
+
+from component.guest_machine import booted
+from forktree_dev.images import guest_directory
+from forktree_dev.images.initrd import archive
+
+
+def test_a_guest_directory_holds_what_its_manifest_says_and_is_made_once() -> None:
+    folder = guest_directory(["tiny"])
+    assert guest_directory(["tiny"]) == folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert list(manifest["images"]) == ["tiny"]
+    said = {"vmlinux": manifest["kernel_sha256"], "initrd": manifest["initrd_sha256"]}
+    said |= {image["file"]: image["sha256"] for image in manifest["images"].values()}
+    for file, digest in said.items():
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest, file
+
+
+def test_the_initramfs_is_read_by_cpio_as_it_was_written(tmp_path: Path) -> None:
+    entries = [
+        ("init", stat.S_IFREG | 0o755, b"program"),
+        ("modules", stat.S_IFDIR | 0o755, b""),
+        ("modules/odd", stat.S_IFREG | 0o644, b"x" * 4097),
+        ("modules/empty", stat.S_IFREG | 0o600, b""),
+    ]
+    packed = archive(entries)
+    assert packed == archive(entries)
+    subprocess.run(["cpio", "--extract", "--quiet"], input=packed, cwd=tmp_path, check=True)
+    for path, mode, content in entries:
+        unpacked = tmp_path / path
+        assert unpacked.stat().st_mode == mode
+        assert stat.S_ISDIR(mode) or unpacked.read_bytes() == content
+
+
+async def test_the_python_image_has_the_library_and_numpy_and_nothing_of_the_builder(tmp_path: Path) -> None:
+    async with booted(tmp_path, "python") as machine:
+        program = (
+            "import asyncio, ctypes, http.server, multiprocessing, socket, sqlite3, ssl, subprocess, threading;"
+            "a, b = socket.socketpair(); a.send(b'x');"
+            "print(b.recv(1), subprocess.check_output(['echo', 'hi']));"
+            "import numpy; print(numpy.arange(4) @ numpy.arange(4))"
+        )
+        assert await machine.sh(f'python3 -c "{program}"') == "b'x' b'hi\\n'\n14\n"
+        # Importing wrote nothing: compiled files are there and counted as fresh. What is written is guest memory.
+        assert await machine.sh("df -k --output=used / | tail -1; ls /tmp") == "    0\n"
+        builder = await asyncio.to_thread(Path("/etc/hostname").read_text)
+        seen = await machine.sh("cat /etc/hostname /etc/resolv.conf; ls /etc/apt /root 2>/dev/null || true")
+        assert seen == "localhost\n/root:\n"
+        assert builder.strip() not in (seen.split() if builder.strip() != "localhost" else [])

@@ -1,0 +1,151 @@
+"""The API server away, in whole or in part: machines go on, and nothing is ended in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from e2e.control_rig import ControlRig
+from forktree.kube.access import ClusterAccess
+from forktree.kube.client import KubeClient
+from forktree.kube.errors import Forbidden, NotFound, Unavailable
+from forktree.models import Fork, Reason, Session, SessionPhase
+from forktree_agent.control.owners import owner_of
+from forktree_dev.control_plane import ControlPlane
+
+
+class FlakyClient(KubeClient):
+    """A client to whom a test says what fails, and how: `fails` returns the error for a method and path."""
+
+    fails: Callable[[str, str], Exception | None] | None = None
+    failed = 0
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        deadline: float | None = None,
+    ) -> bytes:
+        error = None if self.fails is None else self.fails(method, path)
+        if error is not None:
+            self.failed += 1
+            raise error
+        return await super().raw(
+            method, path, body, query=query, content_type=content_type, deadline=deadline
+        )
+
+
+@pytest.fixture
+async def rig(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[ControlRig]:
+    async with ControlRig.running(control_plane, namespace, tmp_path) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def flaky(rig: ControlRig) -> AsyncIterator[FlakyClient]:
+    """Control goes on with this client."""
+    await rig.stop()
+    async with FlakyClient.connected(
+        ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
+    ) as client:
+        assert isinstance(client, FlakyClient)
+        await rig.start(client)
+        yield client
+        await rig.stop()
+
+
+async def test_a_fork_whose_writes_fail_is_done_once_and_written_later(
+    rig: ControlRig, flaky: FlakyClient
+) -> None:
+    await rig.running_session("root")
+    flaky.fails = lambda method, _: Unavailable("away") if method != "GET" else None
+    await rig.fork("split", session="root", replicas=2)
+    await rig.machines(3)
+    before = flaky.failed
+    await rig.eventually(lambda: flaky.failed > before + 2, lambda: flaky.failed)
+    assert (await rig.get(Fork, "split")).status.parent_uid is None
+    flaky.fails = None
+    fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 2)
+    for child in fork.status.children:
+        await rig.until(Session, child.name, lambda each: each.status.ready)
+    assert len(rig.host.orders) == 3
+
+
+async def test_a_verdict_that_cannot_be_written_is_not_tried_for_again(
+    rig: ControlRig, flaky: FlakyClient
+) -> None:
+    await rig.running_session("root")
+    flaky.fails = lambda method, _: Unavailable("away") if method != "GET" else None
+    await rig.fork("split", session="nobody")
+    before = flaky.failed
+    await rig.eventually(lambda: flaky.failed > before + 2, lambda: flaky.failed)
+    await rig.session("nobody")  # Too late: the fork was refused.
+    flaky.fails = None
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.SOURCE_NOT_FOUND
+
+
+async def test_lists_that_fail_end_nothing(rig: ControlRig, flaky: FlakyClient) -> None:
+    session = await rig.running_session("root")
+    assert rig.control is not None
+    world = rig.control.world
+    for error in (NotFound("no such kind", code=404), Forbidden("no", code=403), Unavailable("away")):
+        flaky.fails = partial(_lists_fail, error)
+        before = flaky.failed
+        world.sweep_wanted.set()
+        await rig.eventually(partial(_more_than, flaky, before), lambda: flaky.failed)
+    assert world.tree.get(session.metadata.uid) is not None
+    assert len(rig.host.machines) == 1
+
+
+async def test_an_object_that_cannot_be_asked_about_keeps_its_machine(
+    rig: ControlRig, flaky: FlakyClient
+) -> None:
+    root = await rig.running_session("root")
+    await rig.stop()
+    await rig.delete(Session, "root")
+    flaky.fails = lambda method, path: Unavailable("away") if path.endswith("/sessions/root") else None
+    await rig.start(flaky)
+    assert rig.control is not None
+    await rig.eventually(lambda: flaky.failed > 0, lambda: flaky.failed)
+    assert [each.owner for each in rig.host.machines.values()] == [owner_of(root)]
+    flaky.fails = None
+    rig.control.world.sweep_wanted.set()
+    await rig.machines(0)
+
+
+async def test_a_child_whose_object_is_refused_is_ended_alone(rig: ControlRig, flaky: FlakyClient) -> None:
+    await rig.running_session("root")
+    refused: list[str] = []
+
+    def fails(method: str, path: str) -> Exception | None:
+        if method == "POST" and path.endswith("/sessions") and not refused:
+            refused.append(path)
+            return Forbidden("exceeded quota", code=403)
+        return None
+
+    flaky.fails = fails
+    await rig.fork("split", session="root", replicas=3)
+    fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 2)
+    assert sorted(child.phase for child in fork.status.children) == [
+        SessionPhase.FAILED,
+        SessionPhase.RUNNING,
+        SessionPhase.RUNNING,
+    ]
+    assert "exceeded quota" in (fork.status.message or "")
+    await rig.machines(3)
+
+
+def _lists_fail(error: Exception, _method: str, path: str) -> Exception | None:
+    return error if path.endswith("/sessions") else None
+
+
+def _more_than(client: FlakyClient, before: int) -> bool:
+    return client.failed > before

@@ -1,0 +1,96 @@
+"""Statuses say what is, the same every time, and never step back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from forktree.models import ForkPhase, ForkStatus, Level, Mode, Reason, SessionPhase, SessionStatus
+from forktree.models.conditions import ConditionType, find, holds
+from forktree.models.reasons import WrongStep
+from forktree_agent.control.statuses import (
+    ChildSeen,
+    fork_fails,
+    fork_outlived,
+    fork_runs,
+    session_fails,
+    session_runs,
+    session_waits,
+)
+from unit.control_facts import NODE, NOW, child, child_record, fork, fork_record, root, root_record
+
+RUNNING = ChildSeen(phase=SessionPhase.RUNNING, recorded=True)
+
+
+def test_a_running_session_says_all_that_is_known_of_its_start() -> None:
+    status = session_runs(child(), NODE, child_record(), now=NOW)
+    assert (status.phase, status.ready, status.reason) == (SessionPhase.RUNNING, True, None)
+    assert (status.mode, status.level, status.fork_ms) == (Mode.FORK, Level.MEMORY, 4.0)
+    assert (status.depth, status.vm_generation_id) == (1, "generation")
+
+
+def test_the_same_facts_give_the_same_status_at_any_time() -> None:
+    first = session_runs(child(), NODE, child_record(), now=NOW)
+    later = session_runs(child(first), NODE, child_record(), now=NOW + timedelta(hours=1))
+    assert later == first
+    runs = fork_runs(fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW)
+    again = fork_runs(
+        fork(runs), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW + timedelta(hours=1)
+    )
+    assert again == runs
+    # Also after a way through the API server and back.
+    assert SessionStatus.model_validate_json(first.model_dump_json()) == first
+    assert ForkStatus.model_validate_json(runs.model_dump_json()) == runs
+
+
+def test_a_failed_session_keeps_what_was_known() -> None:
+    before = session_runs(root(), NODE, root_record(), now=NOW)
+    after = session_fails(
+        root(before), NODE, root_record(), reason=Reason.MACHINE_LOST, message="gone", now=NOW
+    )
+    assert (after.phase, after.ready, after.reason) == (SessionPhase.FAILED, False, Reason.MACHINE_LOST)
+    assert after.vm_generation_id == before.vm_generation_id
+    assert not holds(after.conditions, ConditionType.READY)
+
+
+def test_a_final_phase_is_final() -> None:
+    failed = root(SessionStatus(phase=SessionPhase.FAILED))
+    with pytest.raises(WrongStep):
+        session_runs(failed, NODE, root_record(), now=NOW)
+    with pytest.raises(WrongStep):
+        session_waits(failed, NODE, phase=SessionPhase.STARTING, reason=Reason.BAKING, message="", now=NOW)
+    with pytest.raises(WrongStep):
+        fork_runs(
+            fork(ForkStatus(phase=ForkPhase.FAILED)), fork_record(), [], node=NODE, point_held=True, now=NOW
+        )
+
+
+def test_a_fork_counts_its_children_and_its_conditions_do_not_go_back() -> None:
+    children = [
+        ChildSeen(phase=SessionPhase.RELEASED, recorded=True),
+        ChildSeen(phase=SessionPhase.FAILED, recorded=False, reason=Reason.INVALID, refusal="quota"),
+    ]
+    status = fork_runs(fork(), fork_record(), children, node=NODE, point_held=True, now=NOW)
+    assert (status.replicas, status.ready_replicas, status.recorded) == (2, 0, 1)
+    assert holds(status.conditions, ConditionType.READY)
+    assert "child 1" in (status.message or "")
+    assert "quota" in (status.message or "")
+    assert status.total_ms == 12.346
+
+
+def test_a_lost_instant_is_all_that_a_forgotten_fork_loses() -> None:
+    status = fork_runs(fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW)
+    outlived = fork_outlived(fork(status), NOW)
+    assert not holds(outlived.conditions, ConditionType.POINT_AVAILABLE)
+    assert holds(outlived.conditions, ConditionType.FORKED)
+    assert outlived.children == status.children
+
+
+def test_a_failed_fork_says_so_in_every_condition() -> None:
+    status = fork_fails(fork(), Reason.FORK_FAILED, "a child did not come up", NOW)
+    assert (status.phase, status.replicas) == (ForkPhase.FAILED, 0)
+    for kind in (ConditionType.FORKED, ConditionType.READY, ConditionType.POINT_AVAILABLE):
+        condition = find(status.conditions, kind)
+        assert condition is not None
+        assert condition.reason == Reason.FORK_FAILED
