@@ -49,19 +49,15 @@ async def test_a_fork_of_an_earlier_instant_goes_to_that_forks_node(rig: Operato
     await rig.add_fork("first", session="root")
     await rig.until(Fork, "first", routed)
     await rig.add_fork("second", fork="first")
-    waiting = await rig.until(Fork, "second", lambda f: f.status.reason == Reason.SOURCE_NOT_READY)
-    assert waiting.status.message == "fork first does not run yet"
-    await rig.set_fork("first", phase=ForkPhase.RUNNING, point=ConditionStatus.TRUE)
     assert (await rig.until(Fork, "second", settled)).status.node == node
 
 
 async def test_a_fork_waits_for_a_source_that_is_made_after_it(rig: OperatorRig, node: str) -> None:
     await rig.add_fork("f", session="root")
-    await rig.add_session("root")
+    await rig.add_session("root", template="late")
     waiting = await rig.until(Fork, "f", lambda f: f.status.reason == Reason.SOURCE_NOT_READY)
-    assert waiting.status.message == "session root does not run yet"
-    await rig.until(Session, "root", lambda s: s.spec.node_name is not None)
-    await rig.set_session("root", phase=SessionPhase.RUNNING)
+    assert waiting.status.message == "session root has no node yet"
+    await rig.add_template("late")
     fork = await rig.until(Fork, "f", settled)
     assert (fork.status.node, fork.status.reason, fork.status.message) == (node, None, None)
 
@@ -104,7 +100,7 @@ async def test_a_fork_waits_for_a_source_that_is_made_after_it(rig: OperatorRig,
             "slow",
             None,
             Reason.DEADLINE_EXCEEDED,
-            "waited 6 s for the source: session slow does not run yet",
+            "waited 6 s for the source: session slow has no node yet",
             id="never ready",
         ),
     ],
@@ -139,7 +135,7 @@ async def _make_source(rig: OperatorRig, name: str) -> None:
             await rig.client.merge_patch(Session, rig.namespace, name, hold)
             await rig.client.delete(Session, rig.namespace, name)
         case "slow":
-            await rig.add_session(name)
+            await rig.add_session(name, template="never-made")
         case _:
             pass
 

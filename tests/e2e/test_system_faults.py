@@ -180,6 +180,15 @@ async def test_a_fork_made_while_the_operator_is_down_is_forked_when_it_is_back(
     await whole.ready("fork", "waits-too")
 
 
+async def test_a_fork_applied_before_its_session_is_forked_when_that_runs(whole: Whole) -> None:
+    await whole.fork("early", replicas=2)
+    await whole.fork("earlier", "early", kind="fork")
+    await whole.apply("Session", "root", {"templateRef": {"name": "tiny"}})
+    await whole.template()
+    await whole.ready("fork", "early")
+    await whole.ready("fork", "earlier")
+
+
 async def test_an_orphaned_fork_keeps_its_children_and_a_deleted_one_does_not(whole: Whole) -> None:
     await whole.template()
     before = whole.machines()

@@ -94,6 +94,18 @@ def ask(
             id="an earlier instant",
         ),
         pytest.param(
+            of_session(),
+            session(SessionPhase.STARTING),
+            Place("n1"),
+            id="a session that starts: its agent forks it when it runs",
+        ),
+        pytest.param(
+            of_fork(),
+            fork(ForkPhase.FORKING, point=None),
+            Place("n1"),
+            id="a fork under way: its agent goes on when it is done",
+        ),
+        pytest.param(
             of_session(OTHER_UID),
             session(SessionPhase.RUNNING),
             Reject(Reason.SOURCE_GONE, f"session src with uid {OTHER_UID} is gone; another has its name now"),
@@ -155,31 +167,17 @@ def test_a_fork_goes_where_its_source_is_or_fails_with_a_sentence(
     [
         pytest.param(
             of_session(),
-            session(SessionPhase.PENDING),
+            session(SessionPhase.PENDING, node=None),
             AgentState.FRESH,
-            "session src does not run yet",
-            id="pending",
-        ),
-        pytest.param(
-            of_session(),
-            session(SessionPhase.RUNNING, node=None),
-            AgentState.FRESH,
-            "session src does not run yet",
+            "session src has no node yet",
             id="no node",
         ),
         pytest.param(
             of_fork(),
-            fork(ForkPhase.FORKING, point=None),
+            fork(ForkPhase.PENDING, point=None, node=None),
             AgentState.FRESH,
-            "fork src does not run yet",
-            id="fork under way",
-        ),
-        pytest.param(
-            of_fork(),
-            fork(ForkPhase.RUNNING, point=None),
-            AgentState.FRESH,
-            "fork src does not say whether its instant is held",
-            id="no word about the instant",
+            "fork src has no node yet",
+            id="fork without a node",
         ),
         pytest.param(
             of_session(),

@@ -1,4 +1,8 @@
-"""On which node a fork runs: where its source is, once the source can be forked."""
+"""On which node a fork runs: where its source is, even while that is not ready yet.
+
+The operator does not watch sessions that are placed; the node's agent does, and forks in the moment in which
+the source runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Patience:
     source_exists_seconds: float = 10.0
     """For the source's object to appear: a manifest may name the fork before its source."""
     source_ready_seconds: float = 300.0
-    """For the source to run: the first session of a template waits for the template's bake."""
+    """For the source to have a node, which it gets at once unless none has room."""
 
 
 def route(
@@ -90,10 +94,10 @@ def _session_as_source(source: Session) -> Place | Reject | Wait:
             return Reject(Reason.SOURCE_FAILED, f"session {name} has failed{_why(source)}")
         case SessionPhase.RELEASED:
             return Reject(Reason.SOURCE_GONE, f"session {name} was released and has no machine any more")
-        case SessionPhase.RUNNING if source.spec.node_name:
+        case _ if source.spec.node_name:
             return Place(source.spec.node_name)
         case _:
-            return _not_ready(f"session {name} does not run yet")
+            return _not_ready(f"session {name} has no node yet")
 
 
 def _fork_as_source(source: Fork) -> Place | Reject | Wait:
@@ -101,15 +105,13 @@ def _fork_as_source(source: Fork) -> Place | Reject | Wait:
     match source.status.phase:
         case ForkPhase.FAILED:
             return Reject(Reason.SOURCE_FAILED, f"fork {name} has failed{_why(source)}")
-        case ForkPhase.RUNNING if source.status.node:
+        case _ if source.status.node:
             held = find(source.status.conditions, ConditionType.POINT_AVAILABLE)
-            if held is None or held.status is ConditionStatus.UNKNOWN:
-                return _not_ready(f"fork {name} does not say whether its instant is held")
-            if held.status is ConditionStatus.FALSE:
+            if held is not None and held.status is ConditionStatus.FALSE:
                 return Reject(Reason.POINT_LOST, f"the instant of fork {name} is no longer held")
             return Place(source.status.node)
         case _:
-            return _not_ready(f"fork {name} does not run yet")
+            return _not_ready(f"fork {name} has no node yet")
 
 
 def _not_ready(message: str) -> Wait:
@@ -127,6 +129,6 @@ def _age_seconds(fork: Fork, now: datetime) -> float:
 
 
 def _next_look_seconds(waited_seconds: float) -> float:
-    """Half of what was waited already: a fork whose source is about to run is not held up, and one that
-    waits for minutes costs little. No event tells the operator, which does not watch placed sessions."""
+    """Half of what was waited already: a fork whose source is about to be placed is not held up, and one that
+    waits for minutes costs little."""
     return min(10.0, max(0.25, waited_seconds / 2))
