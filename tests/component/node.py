@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +98,7 @@ def settings(*, capacity_bytes: int = CAPACITY_BYTES) -> EngineSettings:
 @asynccontextmanager
 async def engine_on(
     socket_path: Path, journal_path: Path, *, capacity_bytes: int = CAPACITY_BYTES
-) -> AsyncIterator[Node]:
+) -> AsyncGenerator[Node]:
     """An engine over a keeper that runs already, as a restarted agent would make one: adopted and probed."""
     async with Keeper.connected(socket_path, deadline=soon()) as keeper:
         journal = Journal.opened(journal_path, keeper.boot_id)
@@ -110,7 +110,7 @@ async def engine_on(
 
 
 @asynccontextmanager
-async def running_node(state_dir: Path, *, capacity_bytes: int = CAPACITY_BYTES) -> AsyncIterator[Node]:
+async def running_node(state_dir: Path, *, capacity_bytes: int = CAPACITY_BYTES) -> AsyncGenerator[Node]:
     """A keeper and an engine. The keeper's end proves that no process and no control group is left."""
     root = f"forktree-test-{secrets.token_hex(4)}"
     async with (
@@ -121,7 +121,7 @@ async def running_node(state_dir: Path, *, capacity_bytes: int = CAPACITY_BYTES)
 
 
 @asynccontextmanager
-async def held(thing: AbstractAsyncContextManager[Thing]) -> AsyncIterator[Thing]:
+async def held(thing: AbstractAsyncContextManager[Thing]) -> AsyncGenerator[Thing]:
     """Keep `thing` open in a task of its own.
 
     A fixture's two halves run in different tasks, and a task group must be left in the one that entered it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
-from component.node import Node, all_sh, order, owner, soon
+from component.node import TINY, Node, all_sh, order, owner, soon
 from forktree.models.reasons import Level, Mode
 from forktree_agent.engine.contract import MachineGone, ParentLost, PointLost
 
@@ -21,6 +22,14 @@ async def test_child_resumes_a_waiting_program_and_the_parent_keeps_its_own(node
     (child,) = (await node.fork(parent)).children
     for machine in (child, parent):  # A program that both shared would answer once and then hang.
         assert await node.sh(machine, "cd /tmp; echo > go; cat out") == "42\n"
+
+
+async def test_commands_see_the_templates_environment_and_their_own_identity(node: Node) -> None:
+    parent = await node.root(dataclasses.replace(TINY, env=(("MODE", "search"),)))
+    (child,) = (await node.fork(parent, prefix="mine")).children
+    assert await node.sh(parent, "echo $MODE $FORKTREE_SESSION") == "search root\n"
+    assert await node.sh(child, "echo $MODE $FORKTREE_SESSION") == "search mine-0\n"
+    assert await node.sh(child, "echo $FORKTREE_GENERATION") == f"{child.generation}\n"
 
 
 async def test_siblings_share_no_files_and_no_identity(node: Node) -> None:

@@ -50,7 +50,7 @@ async def test_the_python_image_has_the_library_and_numpy_and_nothing_of_the_bui
             "print(numpy.arange(4) @ numpy.arange(4))"
         )
         assert await machine.sh(f'python3 -c "{program}"') == "b'x' b'hi\\n'\n14\n"
-        # Importing wrote nothing, since compiled files are there and count as fresh: writing takes guest memory.
+        # Importing wrote nothing, since compiled files are there and fresh: what is written is guest memory.
         assert await machine.sh("df -k --output=used / | tail -1; ls /tmp") == "    0\n"
         assert (
             await machine.sh("cat /etc/hostname /etc/resolv.conf; ls /etc/apt 2>/dev/null || true")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Whole:
 
     @classmethod
     @asynccontextmanager
-    async def using(cls, system: System, namespace: str) -> AsyncIterator[Whole]:
+    async def using(cls, system: System, namespace: str) -> AsyncGenerator[Whole]:
         kubectl = system.kubectl
         await kubectl.run("create", "rolebinding", "tester", "--clusterrole=edit",
                           f"--serviceaccount={namespace}:default", "-n", namespace)  # fmt: skip

@@ -139,8 +139,8 @@ async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str,
     """Start the workload, wait for the probe, check the pins. Returns what each pin printed."""
     env = dict(shape.env)
     try:
-        if shape.command:
-            await vmm.guest.start_workload(shape.command, env, deadline=deadline)
+        # Also without a command: it is how the guest learns the template's environment.
+        await vmm.guest.start_workload(shape.command, env, deadline=deadline)
     except CommandRefused as err:
         raise BakeFailed(f"the template's command did not start: {err}") from err
     if shape.probe is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -29,23 +29,17 @@ async def to_the_end(work: Coroutine[Any, Any, Result], name: str) -> Result:
 
 
 async def all_of(*work: Coroutine[Any, Any, Result]) -> list[Result]:
-    """Results in order. The first failure cancels the others and is raised alone, not as a group."""
+    """Results in order. The first failure cancels the others and is raised alone, not as a group of one."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as failed:
-        raise first_of(failed) from failed
+        raise failed.exceptions[0] from failed
     return [task.result() for task in tasks]
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that a group is about: its first leaf."""
-    first = group.exceptions[0]
-    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 @asynccontextmanager
-async def until(deadline: float, what: str) -> AsyncIterator[None]:
+async def until(deadline: float, what: str) -> AsyncGenerator[None]:
     """Raises `DeadlineExceeded` naming `what` when the body is not done by `deadline` (loop time)."""
     try:
         async with asyncio.timeout_at(deadline):

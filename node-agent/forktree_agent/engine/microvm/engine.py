@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -72,7 +72,7 @@ class MicroVmEngine:
     @asynccontextmanager
     async def running(
         cls, settings: EngineSettings, *, keeper: Keeper, journal: Journal
-    ) -> AsyncIterator[Self]:
+    ) -> AsyncGenerator[Self]:
         """The engine, until left. Raises `ImageNotFound` for an unusable guest directory."""
         guest = GuestDirectory.read(settings.guest_directory)
         version = await _qemu_version(settings.qemu_binary)

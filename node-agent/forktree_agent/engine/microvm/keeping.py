@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from forktree_agent.engine.contract import AtCapacity, DeadlineExceeded, EngineError, MachineGone
@@ -23,7 +23,7 @@ def soon() -> float:
 
 
 @contextmanager
-def asking(what: str) -> Iterator[None]:
+def asking(what: str) -> Generator[None]:
     """Translate the keeper's failures. `what` names the thing asked for, for people."""
     try:
         yield

@@ -7,23 +7,32 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
+import msgspec
 from qemu.qmp import EventListener, ExecInterruptedError, QMPClient, QMPError
 from qemu.qmp.qmp_client import ExecuteError
 
 from forktree_agent.engine.contract import DeadlineExceeded, EngineError, MachineGone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RESYNC_SECONDS = 5.0
 """A monitor that lives answers in under a millisecond; one that does not in this time is given up."""
 STATE_NAME = "state"
 STATE_SET = 7
 """Number of the descriptor set that carries a state file. Any number will do: one set exists at a time."""
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """What `query-status` answers, as far as we ask."""
+
+    running: bool
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Any line of the monitor, as far as it tells whom it answers."""
+
+    id: str | None = None
 
 
 class MonitorError(EngineError):
@@ -73,8 +82,7 @@ class Monitor:
         await self._command("cont")
 
     async def is_running(self) -> bool:
-        status = await self._command("query-status")
-        return isinstance(status, dict) and bool(status.get("running"))
+        return msgspec.convert(await self._command("query-status"), RunStatus).running
 
     async def offer_state_file(self, state_fd: int) -> None:
         """Hand QEMU a file for `save_state`, ahead of time. The engine's own descriptor stays its own."""
@@ -144,7 +152,7 @@ class Monitor:
             await self._execute(name, **arguments)
 
     @contextmanager
-    def _translated(self, command: str) -> Iterator[None]:
+    def _translated(self, command: str) -> Generator[None]:
         try:
             yield
         except ExecuteError as err:
@@ -165,12 +173,12 @@ def _resynchronise(sock: socket.socket) -> None:
     sock.settimeout(RESYNC_SECONDS)
     mark = f"resync-{uuid.uuid4()}"
     sock.sendall(b"\xff\n" + json.dumps({"execute": "query-status", "id": mark}).encode() + b"\n")
-    while _take_line(sock).get("id") != mark:
+    while _take_line(sock).id != mark:
         pass
     sock.setblocking(False)
 
 
-def _take_line(sock: socket.socket) -> Mapping[str, Any]:
+def _take_line(sock: socket.socket) -> Reply:
     """Exactly one line of the stream: what follows it belongs to the next reader."""
     line = b""
     while not line.endswith(b"\n"):
@@ -180,7 +188,6 @@ def _take_line(sock: socket.socket) -> Mapping[str, Any]:
         end = seen.find(b"\n")
         line += sock.recv(end + 1 if end >= 0 else len(seen))
     try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return msgspec.json.decode(line, type=Reply)
+    except msgspec.MsgspecError:
+        return Reply()  # Half of something, from before us.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -81,7 +81,7 @@ class Resources:
         await self.store.drop(*batch.files)
 
     @asynccontextmanager
-    async def begun(self, record: BatchRecord) -> AsyncIterator[Batch]:
+    async def begun(self, record: BatchRecord) -> AsyncGenerator[Batch]:
         """Work that is undone on any way out but `commit()`, a crash of the agent included."""
         key = uuid.uuid4().hex
         batch = Batch()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
+from forktree_agent.engine.contract import AtCapacity, MachineGone
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
 from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.keeping import asking, soon
@@ -77,15 +77,13 @@ class Vmm:
     closing: asyncio.Event
 
     async def serve(self) -> None:
-        """Read the guest's channel until closed. The one task that belongs to this machine."""
+        """Read the guest's channel until told to close. The one task that belongs to this machine.
+
+        A guest that breaks its channel does not end it: whoever asks that guest next is told.
+        """
         try:
             async with self.guest.running():
                 await self.closing.wait()
-        except EngineError as err:
-            # The machine stays: its owner learns it from the next command, which is refused.
-            log.warning(
-                "guest_channel_broken machine=%s reason=%s message=%r", self.name, err.reason, str(err)
-            )
         finally:
             await self.monitor.close()
             self.shim.close()
