@@ -3,6 +3,7 @@ PYTHON := .venv/bin/python
 CARGO := cargo
 export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
 NATIVE := node-agent/native/Cargo.toml
+export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
 
 .PHONY: demo test check generate up down setup
 .DEFAULT_GOAL := demo
@@ -11,6 +12,7 @@ demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes 
 	$(PYTHON) -m forktree_dev.demo
 
 test: setup ## All tests. ARGS='tests/unit -k name' narrows them.
+	$(CARGO) test --manifest-path $(NATIVE) --locked --workspace --quiet
 	$(PYTHON) -m pytest $(ARGS)
 
 check: setup ## Style, types, layers.
@@ -19,7 +21,7 @@ check: setup ## Style, types, layers.
 	.venv/bin/mypy
 	.venv/bin/pyright
 	.venv/bin/lint-imports
-	$(CARGO) fmt --manifest-path $(NATIVE) --check
+	$(CARGO) fmt --manifest-path $(NATIVE) --all --check
 	$(CARGO) clippy --manifest-path $(NATIVE) --locked --workspace --all-targets --quiet -- --deny warnings
 
 generate: setup ## Rewrite generated files from their sources.
