@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,9 +15,11 @@ from e2e.control_rig import ControlRig
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Forbidden, NotFound, Unavailable
-from forktree.models import Fork, Reason, Session, SessionPhase
+from forktree.models import ApiObject, Fork, Reason, Session, SessionPhase
 from forktree_agent.control.owners import owner_of
 from forktree_dev.control_plane import ControlPlane
+
+ObjectT = TypeVar("ObjectT", bound=ApiObject)
 
 
 class FlakyClient(KubeClient):
@@ -40,6 +45,43 @@ class FlakyClient(KubeClient):
         return await super().raw(
             method, path, body, query=query, content_type=content_type, deadline=deadline
         )
+
+
+class LateClient(KubeClient):
+    """Its watches, creations and lists of sessions wait: for `telling`, `creating` and `listed`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.telling = asyncio.Event()
+        self.telling.set()
+        self.listing = asyncio.Event()
+        self.listed = asyncio.Event()
+        self.listed.set()
+        self.creating = asyncio.Event()
+        self.creating.set()
+
+    async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
+        await self.creating.wait()
+        return await super().create(obj, deadline=deadline)
+
+    async def list_raw(self, model: type[ApiObject], *arguments: Any, **options: Any) -> Any:
+        answer = await super().list_raw(model, *arguments, **options)
+        if model is Session and not self.listed.is_set():
+            self.listing.set()
+            await self.listed.wait()
+        return answer
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, inactivity_seconds: float
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        async with super().stream(path, query, inactivity_seconds=inactivity_seconds) as pieces:
+            yield self._late(pieces)
+
+    async def _late(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            await self.telling.wait()
+            yield piece
 
 
 @pytest.fixture
@@ -103,6 +145,39 @@ async def test_lists_that_fail_end_nothing(rig: ControlRig, flaky: FlakyClient) 
         await rig.eventually(partial(_more_than, flaky, before), lambda: flaky.failed)
     assert world.tree.get(session.metadata.uid) is not None
     assert len(rig.host.machines) == 1
+
+
+async def test_a_child_recorded_while_a_sweep_lists_keeps_its_machine(rig: ControlRig) -> None:
+    await rig.running_session("root")
+    await rig.stop()
+    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
+    async with LateClient.connected(access) as late:
+        assert isinstance(late, LateClient)
+        await rig.start(late)
+        assert rig.control is not None
+        world = rig.control.world
+        await rig.eventually(lambda: len(world.sessions.all()) == 1, world.sessions.all)
+        rig.engine.go_on.clear()
+        await rig.fork("split", session="root")
+        await rig.engine.waiting.wait()  # The Fork is known, and no machine of it is there.
+        late.telling.clear()
+        late.creating.clear()
+        rig.engine.go_on.set()
+        await rig.machines(2)
+        late.listed.clear()
+        world.sweep_wanted.set()
+        await late.listing.wait()
+        late.creating.set()
+        await rig.eventually(lambda: len(world.records.sessions()) == 2, world.records.sessions)
+        swept = world.sweep_wanted
+        late.listed.set()
+        swept.set()  # Another sweep only begins when the first has ended.
+        await rig.eventually(lambda: not swept.is_set(), lambda: "sweeping")
+        assert len(rig.host.machines) == 2
+        late.telling.set()
+        fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
+        await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
+        await rig.stop()
 
 
 async def test_an_object_that_cannot_be_asked_about_keeps_its_machine(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from forktree.errors import ForktreeError
 from forktree.kube.errors import NotFound
@@ -56,6 +57,7 @@ class Sweep:
         """One sweep. Raises `KubeError` where a list failed; nothing was ended then."""
         world = self._world
         known_before = world.tree.nodes()
+        recorded_before = {each.owner: each for each in world.records.sessions()}
         machines_before = world.engine.machines()
         points_before = world.engine.points()
         sessions = await world.client.list(Session, field_selector=f"spec.nodeName={world.node}")
@@ -72,7 +74,13 @@ class Sweep:
             if world.tree.get(node.place.uid) is not None:
                 log.info("vanished uid=%s name=%s", node.place.uid, node.place.name)
                 self._pruner.vanished(node)
-        await self._end_strays(machines_before, points_before, listed)
+        # What was recorded while the list was made may be of an object that came too late for it.
+        settled = [
+            each
+            for each in machines_before
+            if world.records.session(each.owner) is recorded_before.get(each.owner)
+        ]
+        await self._end_strays(settled, points_before, listed)
         self._poke_unfinished()
 
     def take_in(self, item: Session | Fork) -> None:
@@ -127,8 +135,8 @@ class Sweep:
 
     async def _end_strays(
         self,
-        machines: tuple[Machine, ...],
-        points: tuple[Point, ...],
+        machines: Sequence[Machine],
+        points: Sequence[Point],
         listed: dict[Uid, Session | Fork],
     ) -> None:
         """End machines and instants, from before the list, of objects neither listed nor known."""
