@@ -12,7 +12,7 @@ import pytest
 from component.node import Node, all_sh
 from forktree_agent.engine.contract import Machine, Probe, Shape
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1200)]  # 49 looks, 2 s each.
 
 GENERATIONS = 8
 CHILDREN = 3
