@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forktree_agent.keeper_client import Channel, Exit, Keeper, Started
+from forktree_dev.processes import die_with_us
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 HIERARCHIES = ("memory", "cpu", "pids", "unified", "")
@@ -106,15 +107,9 @@ async def keeper_process(
     At the end it gets SIGTERM, and SIGKILL where that does not help. Whatever the test did to it before, an
     `AssertionError` tells when a process that it had started, or a group of `cgroup_root`, is still there.
     """
+    command = [*prefix, sys.executable, "-m", "forktree_keeper"]
     process = await asyncio.create_subprocess_exec(
-        *prefix,
-        sys.executable,
-        "-m",
-        "forktree_keeper",
-        "--state-dir",
-        str(state_dir),
-        "--cgroup-root",
-        cgroup_root,
+        *die_with_us([*command, "--state-dir", str(state_dir), "--cgroup-root", cgroup_root]),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
