@@ -3,7 +3,6 @@ PYTHON := .venv/bin/python
 CARGO := cargo
 export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
 NATIVE := node-agent/native/Cargo.toml
-export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
 
 .PHONY: demo test check generate up down setup
 .DEFAULT_GOAL := demo

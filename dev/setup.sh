@@ -13,7 +13,8 @@ fail() { echo "setup: $*" >&2; exit 1; }
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/forktree
 mkdir -p "$cache/locks"
 exec 9>"$cache/locks/setup"
-flock 9 # Two at once would both call apt and pip.
+# Two at once would both call apt and pip.
+flock --nonblock 9 || { say "waiting for another setup on this machine"; flock 9; }
 
 # Debian packages, each with who needs it.
 packages=(

@@ -84,7 +84,7 @@ _MARK = ".forktree-playground"
 _WHAT_NEXT = """
     source {env}
     kubectl apply -f {example}
-    kubectl get sessions,forks --watch
+    kubectl get sessions --watch
     token=$(kubectl create token player --audience=forktree.dev)
     curl --cacert "$FORKTREE_CA" --header "Authorization: Bearer $token" "$FORKTREE_URL/v1/sessions"
     make down    # ends it all"""

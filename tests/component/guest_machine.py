@@ -90,7 +90,9 @@ async def started(
             accelerator="tcg",
             memory_bytes=MEMORY_BYTES,
             wiring=Wiring(ram=inherited[0], root_disk=inherited[1], monitor=inherited[4], guest=inherited[5]),
-            boot=Boot(kernel=inherited[2], initrd=inherited[3], overlay_bytes=OVERLAY_BYTES),
+            boot=Boot(
+                kernel=inherited[2], initrd=inherited[3], overlay_bytes=OVERLAY_BYTES, counter_khz=None
+            ),
         )
         log = opened.enter_context(console.open("wb"))
         process = subprocess.Popen(

@@ -73,7 +73,7 @@ async def test_no_room_on_the_node_or_in_the_tree_is_refused_before_anything_sta
     async with running_node(tmp_path, capacity_bytes=900 << 20) as node:
         parent = await node.root()
         usage = node.engine.usage()
-        with pytest.raises(AtCapacity, match=r"MiB needed but only \d+ MiB of this node's 900 MiB are free"):
+        with pytest.raises(AtCapacity, match=r"8 machines of 224 MiB may need 1792 MiB but only \d+ MiB"):
             await node.fork(parent, 8)
         node.tree = TreeLimits(tree=node.tree.tree, memory_bytes=300 << 20)
         with pytest.raises(MemoryLimit, match=r"over its limit of 300 MiB"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
@@ -30,6 +31,18 @@ async def test_commands_see_the_templates_environment_and_their_own_identity(nod
     assert await node.sh(parent, "echo $MODE $FORKTREE_SESSION") == "search root\n"
     assert await node.sh(child, "echo $MODE $FORKTREE_SESSION") == "search mine-0\n"
     assert await node.sh(child, "echo $FORKTREE_GENERATION") == f"{child.generation}\n"
+
+
+async def test_guests_keep_the_hosts_time_however_busy_it_is(node: Node) -> None:
+    parent = await node.root()
+    (child,) = (await node.fork(parent)).children
+    for machine in (parent, child):
+        clock = await node.sh(machine, "cat /sys/devices/system/clocksource/clocksource0/current_clocksource")
+        assert clock == "tsc\n"
+        began = time.monotonic()
+        await node.sh(machine, "sleep 3")
+        assert time.monotonic() - began > 2.99  # A guest that counts interrupts is early as often as late.
+        assert abs(int(await node.sh(machine, "date +%s")) - time.time()) < 5
 
 
 async def test_siblings_share_no_files_and_no_identity(node: Node) -> None:

@@ -88,6 +88,6 @@ def _compare(stage: Stage, before: State, after: State, children: list[State], n
             f"{child.name} went on from {before.name}'s step {child.at_step} and wrote {note!r}"
         )
     stage.narrator.say(
-        f"{before.name} noticed nothing: step {before.step} → {after.step}, "
+        f"{before.name} went on undisturbed: step {before.step} → {after.step}, "
         f"slowest step {after.slowest_step_ms:.0f} ms (before: {before.slowest_step_ms:.0f} ms)"
     )

@@ -46,7 +46,7 @@ async def execute(
         exit_code=result.exit_code,
         timed_out=result.timed_out,
         truncated=result.truncated,
-        exec_time_ms=(loop.time() - began) * 1000,
+        exec_time_ms=round((loop.time() - began) * 1000, 3),
     )
 
 

@@ -126,7 +126,7 @@ def _answer(fork: Fork, parent: Session, template: str, total_ms: float) -> Sess
         parent_session_id=parent.metadata.name,
         template_id=template,
         fork_time_ms=status.fork_ms,
-        total_time_ms=total_ms,
+        total_time_ms=round(total_ms, 3),
         fork_id=fork.metadata.name,
         pause_time_ms=status.pause_ms,
         ready_time_ms=status.ready_ms,

@@ -52,7 +52,7 @@ async def open_session(
         session_id=session.metadata.name,
         template_id=request.template_id,
         fork_time_ms=status.fork_ms,
-        create_time_ms=(loop.time() - began) * 1000,
+        create_time_ms=round((loop.time() - began) * 1000, 3),
         node=status.node,
         mode=status.mode,
         level=status.level,

@@ -24,23 +24,34 @@ class Ledger:
         self._capacity_bytes = capacity_bytes
         self._held: dict[Hashable, Reservation] = {}
 
-    def reserve(self, holder: Hashable, size_bytes: int, limits: TreeLimits | None) -> None:
-        """Promise `size_bytes` to `holder`. Raises `AtCapacity`, `MemoryLimit`; then nothing changed."""
-        if holder in self._held:
-            raise ValueError(f"{holder} holds a reservation already")
+    def admit(self, size_bytes: int, limits: TreeLimits | None, what: str) -> None:
+        """Refuse what does not fit as a whole, before any part of it is reserved. `what` is for the sentence.
+
+        Raises `AtCapacity`, `MemoryLimit`.
+        """
         free = self._capacity_bytes - self.usage().reserved_bytes
         if size_bytes > free:
+            advice = (
+                "more than the node has" if size_bytes > self._capacity_bytes else "delete sessions or wait"
+            )
             raise AtCapacity(
-                f"{in_mib(size_bytes)} needed but only {in_mib(max(free, 0))} of this node's "
-                f"{in_mib(self._capacity_bytes)} are free; delete sessions or wait"
+                f"{what} may need {in_mib(size_bytes)} but only {in_mib(max(free, 0))} of this node's "
+                f"{in_mib(self._capacity_bytes)} are free; {advice}"
             )
         if limits is not None and limits.memory_bytes is not None:
             held = self._of_tree(limits.tree)
             if held + size_bytes > limits.memory_bytes:
                 raise MemoryLimit(
-                    f"{in_mib(size_bytes)} more would take the tree to {in_mib(held + size_bytes)}, over its "
-                    f"limit of {in_mib(limits.memory_bytes)}; delete branches or raise treeLimits.memory"
+                    f"{what} may need {in_mib(size_bytes)}, which would take the tree to "
+                    f"{in_mib(held + size_bytes)}, over its limit of {in_mib(limits.memory_bytes)}; delete "
+                    "branches, or start from a template with a larger treeLimits.memory"
                 )
+
+    def reserve(self, holder: Hashable, size_bytes: int, limits: TreeLimits | None) -> None:
+        """Promise `size_bytes` to `holder`. Raises `AtCapacity`, `MemoryLimit`; then nothing changed."""
+        if holder in self._held:
+            raise ValueError(f"{holder} holds a reservation already")
+        self.admit(size_bytes, limits, "it")
         self._held[holder] = Reservation(limits.tree if limits else None, size_bytes)
 
     def record(self, holder: Hashable, size_bytes: int, tree: str | None) -> None:

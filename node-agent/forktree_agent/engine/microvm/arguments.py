@@ -10,8 +10,11 @@ Accelerator = Literal["kvm", "tcg"]
 MACHINE_TYPE = "microvm,acpi=on,memory-backend=ram,suppress-vmdesc=on"
 CPU_MODEL = "max"
 KERNEL_COMMAND_LINE = "console=ttyS0 reboot=t panic=-1 quiet"
-TCG_COMMAND_LINE = "tsc_early_khz=2000000 lpj=4000000 no_timer_check"
-"""Debian's kernel hangs in timer calibration under emulation without these three (Linux 6.1, QEMU 7.2)."""
+TCG_COMMAND_LINE = "lpj=4000000 no_timer_check"
+"""Debian's kernel hangs in timer calibration under emulation without these, and without being told the rate
+of the time stamp counter (Linux 6.1, QEMU 7.2)."""
+UNKNOWN_COUNTER = "tsc_early_khz=2000000"
+"""Any rate lets it boot. It then counts timer interrupts for time, and loses some when the host is busy."""
 TRANSLATION_CACHE_MIB = 32
 """Bounds what one emulated machine keeps of translated code: it is private memory of every child."""
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -26,6 +29,8 @@ class Boot:
     kernel: Descriptor
     initrd: Descriptor
     overlay_bytes: int
+    counter_khz: int | None
+    """Rate of the host's time stamp counter, which an emulated guest keeps time by. None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,8 @@ def _boot_arguments(accelerator: Accelerator, boot: Boot) -> tuple[str, ...]:
     words = [KERNEL_COMMAND_LINE, f"forktree.overlay={boot.overlay_bytes}"]
     if accelerator == "tcg":
         words.append(TCG_COMMAND_LINE)
+        known = boot.counter_khz is not None
+        words.append(f"tsc_early_khz={boot.counter_khz} tsc=reliable" if known else UNKNOWN_COUNTER)
     return (
         *("-kernel", _inherited(boot.kernel)),
         *("-initrd", _inherited(boot.initrd)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import ChildOrder, ForkFailed, MachineGone, TreeLimits
-from forktree_agent.engine.microvm.admission import machine_bytes
+from forktree_agent.engine.microvm.admission import in_mib, machine_bytes
 from forktree_agent.engine.microvm.endings import all_of
 from forktree_agent.engine.microvm.guest import Identity
 from forktree_agent.engine.microvm.monitor import MonitorError
@@ -69,8 +69,10 @@ async def prepare_children(
 
     Every reservation stands before the first process starts. After a failure the caller's batch undoes it.
     """
+    each_bytes = machine_bytes(origin.build.memory_bytes)
+    resources.ledger.admit(len(names) * each_bytes, limits, f"{len(names)} machines of {in_mib(each_bytes)}")
     for name in names:
-        resources.ledger.reserve(name, machine_bytes(origin.build.memory_bytes), limits)
+        resources.ledger.reserve(name, each_bytes, limits)
     group = Group(f"tree-{limits.tree}", limits.memory_bytes)
     turns = asyncio.Semaphore(resources.settings.start_concurrency)
 

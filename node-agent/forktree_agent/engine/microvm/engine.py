@@ -38,6 +38,7 @@ from forktree_agent.engine.microvm.baking import BASELINE_KIND, bake
 from forktree_agent.engine.microvm.canary import find_accelerator
 from forktree_agent.engine.microvm.endings import to_the_end, until
 from forktree_agent.engine.microvm.forking import Forked, Live, branch, fork
+from forktree_agent.engine.microvm.host_clock import counter_kilohertz
 from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
 from forktree_agent.engine.microvm.records import BaselineRecord, PointRecord
 from forktree_agent.engine.microvm.resources import Resources
@@ -76,9 +77,10 @@ class MicroVmEngine:
         """The engine, until left. Raises `ImageNotFound` for an unusable guest directory."""
         guest = GuestDirectory.read(settings.guest_directory)
         version = await _qemu_version(settings.qemu_binary)
+        counter_khz = await asyncio.to_thread(counter_kilohertz)
         store = FileStore(keeper, journal)
         async with asyncio.TaskGroup() as tasks:
-            vmms = Vmms(settings, guest, keeper, tasks)
+            vmms = Vmms(settings, guest, keeper, tasks, counter_khz=counter_khz)
             ledger = Ledger(settings.memory_limit_bytes)
             engine = cls(Resources(settings, guest, version, journal, store, vmms, ledger), keeper)
             watch = tasks.create_task(engine._watch_exits(), name="machine-exits")

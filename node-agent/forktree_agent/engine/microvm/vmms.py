@@ -93,12 +93,19 @@ class Vmms:
     """Starts and ends QEMU processes. Every one has a user id and a network namespace to itself."""
 
     def __init__(
-        self, settings: EngineSettings, guest: GuestDirectory, keeper: Keeper, tasks: asyncio.TaskGroup
+        self,
+        settings: EngineSettings,
+        guest: GuestDirectory,
+        keeper: Keeper,
+        tasks: asyncio.TaskGroup,
+        *,
+        counter_khz: int | None,
     ) -> None:
         self._settings = settings
         self._guest = guest
         self._keeper = keeper
         self._tasks = tasks
+        self._counter_khz = counter_khz
         self._vmms: dict[str, Vmm] = {}
         self._uids: set[int] = set()
         self._groups: dict[str, set[str]] = {}
@@ -213,7 +220,9 @@ class Vmms:
                 wiring=Wiring(ram=at[0], root_disk=at[1], monitor=monitor, guest=guest),
                 boot=None
                 if overlay_bytes is None
-                else Boot(kernel=at[3], initrd=at[4], overlay_bytes=overlay_bytes),
+                else Boot(
+                    kernel=at[3], initrd=at[4], overlay_bytes=overlay_bytes, counter_khz=self._counter_khz
+                ),
             )
             with asking(order.name):
                 started = await self._keeper.start(
