@@ -220,7 +220,7 @@ async def test_each_setting_that_fails_is_named(tmp_path: Path, lacking: str, me
         Keeper.connected(process.socket_path, deadline=soon()) as keeper,
     ):
         with pytest.raises(KeeperError) as raised:
-            await start_machine(keeper, "m", ["/bin/true"], network_namespace=True, nice=-3)
+            await start_machine(keeper, "m", ["/bin/true"], network_namespace=True, nice=-20)
         assert (raised.value.code, str(raised.value)) == (Code.START_FAILED, message)
 
 
