@@ -65,7 +65,8 @@ class ProcessRecord:
         if state and state not in "ZX":
             return "still runs"
         try:
-            reaped, status = os.waitpid(self.pid, os.WNOHANG) if state else (0, 0)
+            # Not WNOHANG: the first thread of a program can be over some moments before its others are.
+            reaped, status = os.waitpid(self.pid, 0) if state else (0, 0)
         except ChildProcessError:
             reaped, status = 0, 0
         if reaped == 0:

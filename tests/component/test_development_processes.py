@@ -15,6 +15,11 @@ from forktree_dev.processes import Service, running_recorded, stop_recorded
 
 STUBBORN = "trap '' TERM; echo ready; exec 3<>$0; read x <&3"
 """A shell that does not end when asked, and waits for ever on the FIFO it is called by."""
+ENDS_THREAD_BY_THREAD = """
+import ctypes, os, threading, time
+threading.Thread(target=lambda: (time.sleep(1), os._exit(3))).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit of this thread alone, on x86-64
+"""
 
 
 def shell(name: str, script: str, folder: Path, *, grace_seconds: float = 10.0) -> Service:
@@ -59,6 +64,16 @@ async def test_the_failure_of_a_service_says_arguments_exit_and_the_end_of_its_l
     assert "broken exited with code 3" in text
     assert "cannot find the thing\n" in f"{text}\n"
     assert "/bin/sh -c" in text
+
+
+def test_a_service_whose_first_thread_ends_before_the_others_still_says_how_it_ended(tmp_path: Path) -> None:
+    service = Service("threads", [sys.executable, "-c", ENDS_THREAD_BY_THREAD], tmp_path)
+    service.start()
+    pid = service.pid
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+        pass
+    assert service.pid is None
+    assert "exited with code 3" in str(service.failure())
 
 
 async def test_a_recorded_pid_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -> None:

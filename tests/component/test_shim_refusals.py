@@ -240,6 +240,8 @@ async def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_deadline
     machine: ShimMachine,
 ) -> None:
     machine.process.send_signal(signal.SIGSTOP)
+    # A thread that is at work when the signal is sent may go on for a moment: wait until all stand.
+    await asyncio.to_thread(os.waitid, os.P_PID, machine.process.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(DeadlineExceeded):
         await machine.shim.stat(deadline=asyncio.get_running_loop().time() + 0.05)
     machine.process.send_signal(signal.SIGCONT)
