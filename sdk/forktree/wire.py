@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from forktree.models.names import FORK_NAME_MAX, REPLICAS_MAX
 from forktree.models.reasons import Level, Mode, Reason, SessionPhase
+from forktree.models.texts import ObjectName
 
 MAX_BODY_BYTES = 1 << 20
 """A longer request body is refused unread."""
@@ -55,7 +56,7 @@ class Answer(BaseModel):
 class CreateSession(Request):
     """`POST …/sessions`."""
 
-    template_id: str = Field(min_length=1, max_length=253)
+    template_id: ObjectName
     """Name of a SessionTemplate in the same namespace."""
     name: SessionName | None = None
     """Makes the call repeatable: asked again with the same template it answers for the same session."""

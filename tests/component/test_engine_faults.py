@@ -187,3 +187,17 @@ async def newcomer(node: Node, before: set[str]) -> int:
             for entry in (await node.keeper.listing(deadline=soon())).machines:
                 if entry.machine not in before and entry.exit is None:
                     return entry.pid
+
+
+async def test_a_parent_whose_agent_died_in_the_midst_of_a_freeze_runs_again(tmp_path: Path) -> None:
+    root = f"forktree-test-frozen-{os.getpid()}"
+    async with running_keeper(tmp_path, root) as socket_path:
+        async with engine_on(socket_path, tmp_path / "journal") as first:
+            parent = await first.root()
+            ends = await first.keeper.lend(parent.id, deadline=soon())
+            ends["monitor"].sendall(b'{"execute": "stop", "id": "nobody"}\n')  # And nobody says `cont`.
+            for end in ends.values():
+                end.close()
+        async with engine_on(socket_path, tmp_path / "journal") as second:
+            assert await second.sh(parent, "echo runs") == "runs\n"
+            await second.engine.release(parent.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from forktree.kube import errors
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.models.base import ApiObject, Uid
+from forktree.models.texts import OBJECT_NAME_PATTERN
 
 ObjectT = TypeVar("ObjectT", bound=ApiObject)
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -73,7 +75,7 @@ class KubeClient:
     async def get(
         self, model: type[ObjectT], namespace: str | None, name: str, *, deadline: float | None = None
     ) -> ObjectT:
-        return decode(model, await self.raw("GET", model.object_path(namespace, name), deadline=deadline))
+        return decode(model, await self.raw("GET", _object_path(model, namespace, name), deadline=deadline))
 
     async def list(
         self,
@@ -156,7 +158,7 @@ class KubeClient:
             body["preconditions"] = {"uid": uid}
         if propagation is not None:
             body["propagationPolicy"] = propagation
-        await self.raw("DELETE", model.object_path(namespace, name), body, deadline=deadline)
+        await self.raw("DELETE", _object_path(model, namespace, name), body, deadline=deadline)
 
     async def merge_patch(
         self,
@@ -297,5 +299,19 @@ def selectors(field_selector: str | None, label_selector: str | None) -> dict[st
 
 
 def _path(model: type[ApiObject], namespace: str | None, name: str, subresource: Subresource | None) -> str:
-    path = model.object_path(namespace, name)
+    path = _object_path(model, namespace, name)
     return path if subresource is None else f"{path}/{subresource}"
+
+
+def _object_path(model: type[ApiObject], namespace: str | None, name: str) -> str:
+    """The path of one object. Names come from objects that users write, and are sent with our rights.
+
+    Raises `NotFound` for what cannot be a name, so that none of it (`..`, `?`, `#`, `%`) leads anywhere else.
+    """
+    for part in (name, *(() if namespace is None else (namespace,))):
+        if len(part) > 253 or _OBJECT_NAME.fullmatch(part) is None:
+            raise errors.NotFound(f"there is no {model.resource.kind} of a name that is none", code=404)
+    return model.object_path(namespace, name)
+
+
+_OBJECT_NAME = re.compile(OBJECT_NAME_PATTERN.removeprefix("^").removesuffix("$"))

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""As Kubernetes names objects. Nothing else may become part of a path: `..` would lead elsewhere."""
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN)]
 """The name of another object in the same namespace."""
 ObjectUid = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 EnvName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

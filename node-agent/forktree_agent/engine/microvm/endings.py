@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from forktree_agent.engine.contract import DeadlineExceeded
@@ -21,8 +21,9 @@ async def to_the_end(work: Coroutine[Any, Any, Result], name: str) -> Result:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not task.done():
-            await asyncio.wait((task,))
+        while not task.done():  # Also when cancelled again: a subtree is ended from several sides.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
         if not task.cancelled() and task.exception() is not None:
             raise task.exception() from None  # type: ignore[misc]  # It is not None.
         raise

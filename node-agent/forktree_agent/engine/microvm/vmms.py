@@ -6,16 +6,17 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import AtCapacity, MachineGone
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
+from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.keeping import asking, soon
-from forktree_agent.engine.microvm.monitor import Monitor
+from forktree_agent.engine.microvm.monitor import Monitor, MonitorError
 from forktree_agent.engine.microvm.shim import ShimClient
 from forktree_agent.keeper_client import (
     Channel,
@@ -156,6 +157,11 @@ class Vmms:
         vmm = self._wired(name, uid, build, channels)
         await vmm.monitor.resume(deadline=deadline)
         await vmm.shim.resume(deadline=deadline)
+        async with until(deadline, f"waking {name}"):
+            # An agent that died in a freeze left the parent stopped. What only waits for its state is undone.
+            await vmm.monitor.cont()
+            with suppress(MonitorError):  # Most have none.
+                await vmm.monitor.withdraw_state_file()
         return vmm
 
     async def end(self, name: str) -> Exit | None:
