@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forktree_agent.engine.contract import ForkFailed, MachineGone, ParentLost
 from forktree_agent.engine.microvm.endings import to_the_end
@@ -21,6 +22,8 @@ GAP_PAGES = 4
 """Clean pages copied to join two runs: a page costs the parent 0.4-0.9 us, a run costs each child 4.4 us."""
 FREEZE_SECONDS = 30.0
 """A freeze takes milliseconds. A QEMU that does not answer in this time will not answer at all."""
+ANSWER_SECONDS = 10.0
+"""For one command of its monitor, which answers in under a millisecond."""
 PREPARE_MARGIN = 1.25
 PREPARE_EXTRA_BYTES = 4 << 20
 
@@ -59,7 +62,7 @@ async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
     await parent.shim.prepare(layer_fd, size_bytes, deadline=deadline)
     try:
-        await parent.monitor.offer_state_file(state_fd)
+        await _bounded(parent.monitor.offer_state_file(state_fd))
         try:
             async with asyncio.timeout_at(deadline):
                 stopped_at = time.monotonic()
@@ -69,12 +72,12 @@ async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size
                         parent.shim.dump(GAP_PAGES, deadline=deadline), parent.monitor.save_state()
                     )
                 finally:
-                    await parent.monitor.cont()
+                    await _bounded(parent.monitor.cont())
                 running_at = time.monotonic()
         except TimeoutError as err:
             raise ParentLost(f"the parent's QEMU did not answer for {FREEZE_SECONDS:.0f} s") from err
         finally:
-            await parent.monitor.withdraw_state_file()
+            await _bounded(parent.monitor.withdraw_state_file())
     finally:
         await parent.shim.finish(deadline=deadline)
     layer = LayerRecord(
@@ -85,3 +88,12 @@ async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size
         table_offset=dump.table_offset,
     )
     return Instant(layer, stopped_at, running_at)
+
+
+async def _bounded(command: Coroutine[Any, Any, None]) -> None:
+    """Raises `ParentLost` when QEMU does not answer: also on the way out, where the deadline has passed."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await command
+    except TimeoutError as err:
+        raise ParentLost(f"the parent's QEMU did not answer for {ANSWER_SECONDS:.0f} s") from err
