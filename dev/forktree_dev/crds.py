@@ -29,7 +29,10 @@ _RULES: Final = "x-kubernetes-validations"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several paragraphs as it reads."""
+    """Writes text of several paragraphs as it reads, and a part that is used twice in both places."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -21,7 +21,7 @@ from forktree_dev.system import System
 
 _CONTENT = CHECKOUT / "dev" / "playground"
 """Templates, and an account for the HTTP API; all in namespace `default`."""
-_EXAMPLE = CHECKOUT / "dev" / "examples" / "session.yaml"
+_EXAMPLE = CHECKOUT / "examples" / "session.yaml"
 _PARTS = 6
 """etcd, API server, controller manager, keeper, agent, operator."""
 
@@ -99,7 +99,7 @@ def main() -> int:
         with cache.locked(f"playground-{system.name_of(state)}"):
             asyncio.run(command(state))
     except (ProcessFailed, TimeoutError) as error:
-        print(f"{error}\nThe logs are in {state}/logs and {state}/control-plane/logs.", file=sys.stderr)
+        print(f"{error}\nThe logs are in the folders `logs` below {state}.", file=sys.stderr)
         return 1
     return 0
 

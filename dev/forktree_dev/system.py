@@ -1,6 +1,6 @@
-"""All our parts running together on this machine, as one node of a cluster: for the demo, tests, `make up`.
+"""All our parts running together on this machine: for the demo, tests, `make up`.
 
-A system has a name that nothing else has; its folder, control group and processes carry it, so that
+A system has a name that nothing else has; its folder, control groups and processes carry it, so that
 whoever looks for what it left needs nothing but the name.
 """
 
@@ -11,36 +11,39 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from forktree_dev import images, native, ports, provisioning
+from forktree_dev import provisioning
 from forktree_dev.control_plane import ControlPlane
-from forktree_dev.kubectl import Kubectl, KubectlFailed
+from forktree_dev.kubectl import Kubectl
+from forktree_dev.node import STOP_SECONDS, UIDS, Artifacts, Node, Sizes
 from forktree_dev.processes import Service, stop_recorded
+
+__all__ = ["Artifacts", "Node", "Sizes", "System", "name_of", "stop"]
 
 NAME_VARIABLE = "FORKTREE_SYSTEM"
 """In the environment of each part, so that a part is recognised even before it has opened a file."""
 
 _FIRST_UID = 1_000_000
-_UIDS = 4_096
-"""Machines' user ids: far from people's, and as many for each system as an agent takes."""
-_STOP_SECONDS = 30.0
-"""The keeper ends and reaps every machine before it goes."""
+"""Machines' user ids are far from people's."""
+_SYSTEMS = 200
+"""As many ranges of user ids there are: two systems rarely have the same."""
+_NODES = 8
+"""At most in one system."""
 _CONTROL_PLANE = "control-plane"
 
 
 def name_of(state_dir: Path) -> str:
-    """The name of the system in `state_dir`, also of its control group and its folder in memory."""
+    """The name of the system in `state_dir` and of its folder in memory. Its control groups begin with it."""
     return f"forktree-dev-{hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:8]}"
 
 
 async def stop(state_dir: Path) -> list[str]:
     """End what a system left recorded in `state_dir`, the last started first; the names of what still ran."""
-    ended = await stop_recorded(state_dir, grace_seconds=_STOP_SECONDS)
+    ended = await stop_recorded(state_dir, grace_seconds=STOP_SECONDS)
     shutil.rmtree(_machine_dir(name_of(state_dir)), ignore_errors=True)
     return ended
 
@@ -55,35 +58,31 @@ def _machine_dir(name: str) -> Path:
     raise FileNotFoundError("neither /run nor /dev/shm is a tmpfs: the agent's state has no place")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What one development node may take."""
-
-    memory_limit_bytes: int = 4 << 30
-    """Worst case over all machines at once; the agent refuses beyond it."""
-    accelerator: str = "auto"
-
-
 class System:
-    """Keeper, agent and operator of one node, and the control plane unless one is given."""
+    """Nodes and an operator, and the control plane unless one is given.
+
+    `node`, `keeper`, `agent`, `url` and `ca_path` are those of the first node: of the only one, unless more
+    are asked for.
+    """
 
     def __init__(
         self,
         state_dir: Path,
         *,
         cluster: Kubectl | None = None,
-        node: str = "node-1",
+        nodes: Sequence[str] = ("node-1",),
         sizes: Sizes | None = None,
         garbage_collector_qps: float | None = None,
         outlives_us: bool = False,
+        artifacts: Artifacts | None = None,
     ) -> None:
-        """`cluster` reaches an existing control plane as its administrator; None: one of our own."""
-        sizes = sizes or Sizes()
+        """`cluster` reaches an existing control plane as its administrator; None: one of our own. `sizes` are
+        each node's. `artifacts` None: looks them up, which blocks for seconds."""
+        if not 0 < len(nodes) <= _NODES:
+            raise ValueError(f"a system has 1 to {_NODES} nodes")
+        artifacts = artifacts or Artifacts.built()
         self.name = name_of(state_dir)
         self.state_dir = state_dir
-        self.node = node
-        self.machine_dir = _machine_dir(self.name)
-        """State of keeper and agent: in memory, as it must end with the machine's boot."""
         self.control_plane: ControlPlane | None = None
         if cluster is None:
             self.control_plane = ControlPlane(
@@ -93,39 +92,38 @@ class System:
             )
             cluster = self.control_plane.kubectl
         self.kubectl = cluster
-        (port,) = ports.free(1)
-        self.url = f"https://127.0.0.1:{port}"
-        self.ca_path = self.machine_dir / "tls" / "ca.crt"
-        self.keeper = self._part(
-            "keeper",
-            ["-m", "forktree_keeper", f"--state-dir={self.machine_dir}", f"--cgroup-root={self.name}"],
-            outlives_us,
+        env = {**os.environ, NAME_VARIABLE: self.name, "PYTHONUNBUFFERED": "1"}
+        machine_dir = _machine_dir(self.name)
+        first_uid = _FIRST_UID + int(self.name[-6:], 16) % _SYSTEMS * _NODES * UIDS
+        self.nodes = tuple(
+            Node(
+                node,
+                state_dir / node,
+                kubectl=cluster,
+                machine_dir=machine_dir / node,
+                cgroup=f"{self.name}-{node}",
+                uid_base=first_uid + index * UIDS,
+                sizes=sizes or Sizes(),
+                artifacts=artifacts,
+                env=env,
+                outlives_us=outlives_us,
+            )
+            for index, node in enumerate(nodes)
         )
-        self.agent = self._part(
-            "agent",
-            [
-                *("-m", "forktree_agent"),
-                f"--node-name={node}",
-                f"--state-dir={self.machine_dir}",
-                f"--guest-dir={images.guest_directory(list(images.IMAGES))}",
-                f"--shim-library={native.shim()}",
-                f"--kubeconfig={self._agent_kubeconfig}",
-                f"--listen=127.0.0.1:{port}",
-                f"--advertise={self.url}",
-                f"--memory-limit={sizes.memory_limit_bytes}",
-                f"--uid-base={_FIRST_UID + int(self.name[-6:], 16) % 200 * _UIDS}",
-                f"--accelerator={sizes.accelerator}",
-            ],
-            outlives_us,
-        )
-        self.operator = self._part(
+        first = self.nodes[0]
+        self.node, self.keeper, self.agent = first.name, first.keeper, first.agent
+        self.url, self.ca_path = first.url, first.ca_path
+        self.operator = Service(
             "operator",
             [
-                *("-m", "forktree_operator"),
+                *(sys.executable, "-m", "forktree_operator"),
                 f"--kubeconfig={self._operator_kubeconfig}",
                 f"--namespace={provisioning.SYSTEM_NAMESPACE}",
             ],
-            outlives_us,
+            state_dir,
+            env=env,
+            outlives_us=outlives_us,
+            grace_seconds=STOP_SECONDS,
         )
 
     @classmethod
@@ -135,13 +133,19 @@ class System:
         state_dir: Path,
         *,
         cluster: Kubectl | None = None,
-        node: str = "node-1",
+        nodes: Sequence[str] = ("node-1",),
         sizes: Sizes | None = None,
         garbage_collector_qps: float | None = None,
+        artifacts: Artifacts | None = None,
     ) -> AsyncGenerator[Self, None]:
         """Up and ready to take sessions; on leaving all is ended, whatever happened. The logs stay."""
         system = cls(
-            state_dir, cluster=cluster, node=node, sizes=sizes, garbage_collector_qps=garbage_collector_qps
+            state_dir,
+            cluster=cluster,
+            nodes=nodes,
+            sizes=sizes,
+            garbage_collector_qps=garbage_collector_qps,
+            artifacts=artifacts,
         )
         try:
             await system.start()
@@ -150,7 +154,7 @@ class System:
             await system.stop()
 
     async def start(self) -> None:
-        """Start all parts and wait until the node says that it is ready.
+        """Start all parts and wait until every node says that it is ready.
 
         Raises `ProcessFailed` with the end of its log when a part ends instead.
         """
@@ -158,25 +162,22 @@ class System:
             await self.control_plane.start()
         else:
             await provisioning.install(self.kubectl)
-        self.machine_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self.keeper.start()
-        await provisioning.create_node(self.kubectl, self.node)
-        await provisioning.write_agent_kubeconfig(self.kubectl, self.node, self._agent_kubeconfig)
+        for node in self.nodes:
+            await node.start()
         await provisioning.write_operator_kubeconfig(self.kubectl, self._operator_kubeconfig)
-        self.agent.start()
         self.operator.start()
         await self.ready()
 
     async def ready(self, *, timeout_seconds: float = 120.0) -> None:
-        """Wait until the agent has published that this node takes sessions: its canary has run by then.
+        """Wait until each agent has published that its node takes sessions: its canary has run by then.
 
         What an agent published that was killed since still stands, so after a restart this says nothing.
-        Raises `ProcessFailed` when a part ends instead, `TimeoutError` with the end of the agent's log.
+        Raises `ProcessFailed` when a part ends instead, `TimeoutError` with the end of an agent's log.
         """
-        parts = (self.keeper, self.agent, self.operator)
+        parts = (self.operator, *(part for node in self.nodes for part in (node.keeper, node.agent)))
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         async with asyncio.TaskGroup() as tasks:
-            published = tasks.create_task(self._published_ready(timeout_seconds), name="published-ready")
+            published = tasks.create_task(self._unready(timeout_seconds), name="published-ready")
             ended = [
                 tasks.create_task(part.ended(deadline=deadline), name=f"watch-{part.name}") for part in parts
             ]
@@ -186,36 +187,20 @@ class System:
         for part in parts:
             if part.pid is None:
                 raise part.failure()
-        if published.cancelled() or not published.result():
-            raise TimeoutError(f"{self.node} is not ready after {timeout_seconds} s\n{self.agent.log_tail()}")
+        unready = self.nodes if published.cancelled() else published.result()
+        if unready:
+            names = ", ".join(node.name for node in unready)
+            raise TimeoutError(f"not ready after {timeout_seconds} s: {names}\n{unready[0].agent.log_tail()}")
 
-    async def _published_ready(self, timeout_seconds: float) -> bool:
-        wait = ("wait", f"forknode/{self.node}", f"--timeout={timeout_seconds:.0f}s")
-        try:
-            for condition in ("create", "jsonpath={.status.ready}=true"):
-                await self.kubectl.run(*wait, f"--for={condition}", timeout_seconds=timeout_seconds)
-        except KubectlFailed:
-            return False
-        return True
+    async def _unready(self, timeout_seconds: float) -> tuple[Node, ...]:
+        """The nodes that did not become ready in time."""
+        ready = await asyncio.gather(*(node.published_ready(timeout_seconds) for node in self.nodes))
+        return tuple(node for node, is_ready in zip(self.nodes, ready, strict=True) if not is_ready)
 
     async def stop(self) -> None:
         """End all parts and remove what they kept in memory. Safe to repeat."""
         await stop(self.state_dir)
 
     @property
-    def _agent_kubeconfig(self) -> Path:
-        return self.state_dir / "agent.kubeconfig"
-
-    @property
     def _operator_kubeconfig(self) -> Path:
         return self.state_dir / "operator.kubeconfig"
-
-    def _part(self, name: str, arguments: list[str], outlives_us: bool) -> Service:
-        return Service(
-            name,
-            [sys.executable, *arguments],
-            self.state_dir,
-            env={**os.environ, NAME_VARIABLE: self.name, "PYTHONUNBUFFERED": "1"},
-            outlives_us=outlives_us,
-            grace_seconds=_STOP_SECONDS,
-        )

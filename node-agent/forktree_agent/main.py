@@ -25,6 +25,7 @@ from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
 from forktree_agent.control.world import loop_now, wall_now
 from forktree_agent.engine.microvm.engine import MicroVmEngine
 from forktree_agent.engine.microvm.settings import EngineSettings
+from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, Served, serving
 from forktree_agent.journal import Journal
@@ -136,7 +137,8 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
             Control.running(
                 settings, client=client, engine=engine, journal=journal, adoption=adoption
             ) as control,
-            serving(_listener(settings), Api(client, control.facade)) as served,
+            Proxy.running(client, settings.node_name) as proxy,
+            serving(_listener(settings), Api(client, control.facade, proxy)) as served,
         ):
             facts = NodeFacts(
                 capability=capability,
@@ -144,6 +146,7 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
                 boot_id=keeper.boot_id,
                 version=version("forktree"),
                 endpoint=_endpoint(settings, served),
+                ca_bundle=served.ca_bundle,
             )
             # Last: from here on the node is given work.
             await NodeReport(settings, client, engine, facts, control.world.use_changed).run()

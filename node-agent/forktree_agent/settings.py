@@ -49,11 +49,11 @@ class Settings:
     fork_seconds: float = 60.0
     """For all children of one fork to run and answer: milliseconds, or much more for 256 emulated ones."""
     capacity_wait_seconds: float = 60.0
-    """How long a session or fork waits for room before it fails with `AtCapacity`."""
-    source_wait_seconds: float = 900.0
-    """How long a fork waits for its source to run. Longer than the slowest template takes to be ready."""
+    """How long a root waits for room before it fails with `AtCapacity`. A Fork says for itself how long."""
     sweep_seconds: float = 30.0
     """Between two sweeps: how long a machine can outlive an object whose deletion nobody told us of."""
+    expiry_seconds: float = 5.0
+    """Between two looks at the clocks of trees: how late it may be noticed that one ran out."""
     lease_renew_seconds: float = 5.0
     lease_seconds: int = 15
     """Without renewal for so long, the operator says `Ready=Unknown` of this node's objects."""

@@ -34,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lease_seconds=options.lease_seconds,
         sweep_seconds=options.sweep_seconds,
         source_exists_seconds=options.source_exists_seconds,
-        source_ready_seconds=options.source_ready_seconds,
     )
     return uvloop.run(run(settings))
 
@@ -51,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
         ("--lease-seconds", Settings.lease_seconds, "how long a leader holds without renewal"),
         ("--sweep-seconds", Settings.sweep_seconds, "longest time between two sweeps"),
         ("--source-exists-seconds", Settings.source_exists_seconds, "a fork waits for its source to appear"),
-        ("--source-ready-seconds", Settings.source_ready_seconds, "a fork waits for its source to run"),
     ):
         help_text = f"{text} (%(default)g)"
         parser.add_argument(option, type=_positive, default=default, metavar="SECONDS", help=help_text)

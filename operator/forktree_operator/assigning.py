@@ -17,7 +17,7 @@ from forktree.models.session import Session
 from forktree_operator import patches
 from forktree_operator.decide.actions import Ignore, Place, Reject, Wait
 from forktree_operator.decide.agents import AgentState
-from forktree_operator.decide.placement import needed, place
+from forktree_operator.decide.placement import baseline, brings_baseline, needed, place
 from forktree_operator.decide.routing import Patience, route, wanted
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.nodes import Nodes
@@ -97,16 +97,22 @@ class Assigning:
         metadata = session.metadata
         template = await self._templates.get(metadata.namespace or "", session.spec.template_ref.name)
         now = asyncio.get_running_loop().time()
-        match place(session, template, self._nodes.rooms(now)):
+        rooms = self._nodes.rooms(now)
+        match place(session, template, rooms):
             case Place(node):
                 assert template is not None  # There is no place for what has no known size.
                 # Promised before the write is sent: the next decision is made while this one is under way.
-                self._nodes.promise(node, metadata.uid, needed(template), now)
+                promises = {metadata.uid: needed(template)}
+                if any(room.name == node and brings_baseline(room, template) for room in rooms):
+                    # First, as the agent counts it first.
+                    promises = {template.metadata.uid: baseline(template), **promises}
+                for holder, memory_bytes in promises.items():
+                    self._nodes.promise(node, holder, memory_bytes, now)
                 try:
                     patch = patches.place(session, node)
                     await self._client.merge_patch(Session, metadata.namespace, metadata.name, patch)
                 except BaseException:
-                    self._nodes.withdraw(node, metadata.uid)
+                    self._nodes.withdraw(node, *promises)
                     raise
                 log.info("placed session=%s/%s node=%s", metadata.namespace, metadata.name, node)
             case Wait(reason, message, again_seconds):

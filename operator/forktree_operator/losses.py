@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Conflict, KubeError, NotFound
+from forktree.kube.events import Announcer, Subject
 from forktree.models.fork import Fork
-from forktree.models.reasons import Reason
+from forktree.models.reasons import EventReason, Reason
 from forktree.models.session import Session
 from forktree_operator import patches
 from forktree_operator.cluster import Node
@@ -18,6 +19,7 @@ from forktree_operator.decide.agents import AgentState
 from forktree_operator.decide.node_loss import (
     Doubt,
     Fail,
+    LosePoint,
     NodeFacts,
     Verdict,
     for_fork,
@@ -35,8 +37,9 @@ log = logging.getLogger(__name__)
 class Losses:
     """Asks what became of the nodes whose agents are lost, and writes what that means. Holds nothing."""
 
-    def __init__(self, client: KubeClient, nodes: Nodes, lifesigns: Lifesigns) -> None:
+    def __init__(self, client: KubeClient, nodes: Nodes, lifesigns: Lifesigns, announcer: Announcer) -> None:
         self._client, self._nodes, self._lifesigns = client, nodes, lifesigns
+        self._announcer = announcer
 
     async def settle(self) -> None:
         """One look at all nodes. What could not be written is written the next time. Raises `KubeError`."""
@@ -73,17 +76,21 @@ class Losses:
             patch = _patch(each, reached, message)
             if patch is not None:
                 untold += 1
-                await self._write(each, patch)
+                written = await self._write(each, patch)
+                lost = written and reached is Verdict.NODE_LOST
+                if lost and isinstance(each, Session) and each.spec.is_root:
+                    # One for a tree: it may have a thousand sessions.
+                    self._announcer.say(Subject.of(each), EventReason.NODE_LOST, message)
         return untold
 
-    async def _write(self, told: Session | Fork, patch: patches.Patch) -> None:
+    async def _write(self, told: Session | Fork, patch: patches.Patch) -> bool:
         metadata = told.metadata
         try:
             await self._client.merge_patch(
                 type(told), metadata.namespace, metadata.name, patch, subresource="status"
             )
         except (Conflict, NotFound):
-            pass  # The agent wrote, so it lives; or the object is gone. The next sweep looks again.
+            return False  # The agent wrote, so it lives; or the object is gone. The next sweep looks again.
         except KubeError as err:
             if err.retryable:
                 raise
@@ -91,13 +98,20 @@ class Losses:
             log.warning(
                 "not_told kind=%s name=%s/%s error=%s", told.kind, metadata.namespace, metadata.name, err
             )
+            return False
+        return True
 
 
 def _patch(told: Session | Fork, reached: Verdict, message: str) -> patches.Patch | None:
     now = datetime.now(UTC)
     if isinstance(told, Fork):
-        failed = for_fork(told, reached)
-        return None if failed is None else patches.fail_fork(told, Reason.NODE_LOST, message, now)
+        match for_fork(told, reached):
+            case None:
+                return None
+            case Fail():
+                return patches.fail_fork(told, Reason.NODE_LOST, message, now)
+            case LosePoint():
+                return patches.lose_point(told, message, now)
     match for_session(told, reached):
         case None:
             return None

@@ -9,6 +9,7 @@ import signal
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError
+from forktree.kube.events import Announcer
 from forktree_operator.assigning import Assigning
 from forktree_operator.decide.routing import Patience
 from forktree_operator.handlers import Handlers
@@ -21,6 +22,9 @@ from forktree_operator.templates import Templates
 from forktree_operator.watching import WatchingStopped, watch_events
 
 log = logging.getLogger(__name__)
+
+REPORTER = "forktree.dev/operator"
+"""Who says what operators say in Events."""
 
 
 async def run(settings: Settings) -> int:
@@ -62,10 +66,7 @@ async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, s
     """Work until `stop`. Raises in a group what made it stop before."""
     templates, lifesigns = Templates(client), Lifesigns()
     nodes = Nodes(lifesigns)
-    patience = Patience(
-        source_exists_seconds=settings.source_exists_seconds,
-        source_ready_seconds=settings.source_ready_seconds,
-    )
+    patience = Patience(source_exists_seconds=settings.source_exists_seconds)
     assigning = Assigning(
         client,
         templates,
@@ -74,13 +75,15 @@ async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, s
         patience=patience,
         requests_in_flight=settings.requests_in_flight,
     )
-    sweep = Sweep(client, nodes, lifesigns, assigning, settings)
+    announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
+    sweep = Sweep(client, nodes, lifesigns, assigning, settings, announcer=announcer)
     await sweep.look()  # So that the first session is not told that there is no node.
     registry = Handlers(access, templates, nodes, assigning, sweep).registry()
     async with asyncio.TaskGroup() as tasks:
         others = [
             tasks.create_task(sweep.follow_leases(), name="agent-leases"),
             tasks.create_task(sweep.run(), name="sweep"),
+            tasks.create_task(announcer.run(), name="announcer"),
         ]
         await watch_events(registry, stop, lambda: _stop_on_signals(stop))
         for task in others:

@@ -19,7 +19,7 @@ a first bake, during which the sessions that wait for it are not counted by the 
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """Memory promised to a session that the node's agent may not have counted yet."""
+    """Memory promised to a session or a template that the node's agent may not have counted yet."""
 
     memory_bytes: int
     made_at: float
@@ -82,13 +82,17 @@ class Nodes:
         for node in present.values():
             self.observe(node)
 
-    def promise(self, name: str, session: Uid, memory_bytes: int, now: float) -> None:
-        """Count `memory_bytes` on that node until its agent does, so that a burst does not overfill it."""
-        self._promises.setdefault(name, {})[session] = _Promise(memory_bytes, now)
+    def promise(self, name: str, holder: Uid, memory_bytes: int, now: float) -> None:
+        """Count `memory_bytes` on that node until its agent does, so that a burst does not overfill it.
 
-    def withdraw(self, name: str, session: Uid) -> None:
-        """Take a promise back: the session did not go there after all."""
-        self._promises.get(name, {}).pop(session, None)
+        `holder` is a session's uid, or that of a template whose baseline has to be made there.
+        """
+        self._promises.setdefault(name, {})[holder] = _Promise(memory_bytes, now)
+
+    def withdraw(self, name: str, *holders: Uid) -> None:
+        """Take promises back: the session did not go there after all."""
+        for holder in holders:
+            self._promises.get(name, {}).pop(holder, None)
 
     def rooms(self, now: float) -> list[NodeRoom]:
         """Every node as placement sees it at monotonic time `now`."""
@@ -97,25 +101,26 @@ class Nodes:
                 name=name,
                 usable=node.status.ready and self._lifesigns.state(name, now) is AgentState.FRESH,
                 free_bytes=_unreserved_bytes(node) - self._promised_bytes(name, now),
+                promised=frozenset(self._promises.get(name, ())),
             )
             for name, node in self._nodes.items()
         ]
 
     def _promised_bytes(self, name: str, now: float) -> int:
         promises = self._promises.get(name, {})
-        for session in [s for s, promise in promises.items() if now - promise.made_at > PROMISE_SECONDS]:
-            del promises[session]
+        for holder in [h for h, promise in promises.items() if now - promise.made_at > PROMISE_SECONDS]:
+            del promises[holder]
         return sum(promise.memory_bytes for promise in promises.values())
 
     def _settle(self, name: str, counted_bytes: int) -> None:
         """Drop the oldest promises that the agent's new count can stand for. It does not say for whom it
         counts; dropping too few only leaves room unused until the promise ends by itself."""
         promises = self._promises.get(name, {})
-        for session, promise in list(promises.items()):
+        for holder, promise in list(promises.items()):
             if promise.memory_bytes > counted_bytes:
                 break
             counted_bytes -= promise.memory_bytes
-            del promises[session]
+            del promises[holder]
 
 
 def _unreserved_bytes(node: ForkNode) -> int:

@@ -52,11 +52,18 @@ def fail_fork(fork: Fork, reason: Reason, message: str, now: datetime) -> Patch:
     """
     phase = fork_step(fork.status.phase, ForkPhase.FAILED)
     conditions = fork.status.conditions
-    for kind in (ConditionType.FORKED, ConditionType.READY, ConditionType.POINT_AVAILABLE):
+    for kind in ConditionType:
         if kind is not ConditionType.FORKED or find(conditions, kind) is None:
             new = _condition(kind, ConditionStatus.FALSE, reason, message, now)
             conditions = replaced(conditions, new)
     return _status(fork, _failure(phase, reason, message, conditions))
+
+
+def lose_point(fork: Fork, message: str, now: datetime) -> Patch:
+    """For the status: a fork that was complete has lost its instant, and nothing else that it says."""
+    lost = _condition(ConditionType.POINT_AVAILABLE, ConditionStatus.FALSE, Reason.NODE_LOST, message, now)
+    conditions = replaced(fork.status.conditions, lost)
+    return _status(fork, {"conditions": [each.to_json() for each in conditions]})
 
 
 def doubt(session: Session, message: str, now: datetime) -> Patch:

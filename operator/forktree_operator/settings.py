@@ -29,9 +29,6 @@ class Settings:
     source_exists_seconds: float = 10.0
     """How long a fork waits for its source's object to appear; see `decide.routing.Patience`."""
 
-    source_ready_seconds: float = 300.0
-    """How long a fork waits for its source to run. Above the time that a template's first bake takes."""
-
     requests_in_flight: int = 16
     """API requests that decisions may have under way together. 16 already reach the rate at which one API
     server answers writes; more would only take its share from the agents."""

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError
+from forktree.kube.events import Announcer
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models.fork import Fork
 from forktree.models.fork_node import ForkNode
@@ -53,9 +54,11 @@ class Sweep:
         lifesigns: Lifesigns,
         assigning: Assigning,
         settings: Settings,
+        *,
+        announcer: Announcer,
     ) -> None:
         self._client, self._nodes, self._lifesigns, self._assigning = client, nodes, lifesigns, assigning
-        self._losses = Losses(client, nodes, lifesigns)
+        self._losses = Losses(client, nodes, lifesigns, announcer)
         self._settings = settings
         self._called = asyncio.Event()
         self._due = float("-inf")

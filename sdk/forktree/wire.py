@@ -41,6 +41,10 @@ ForkName = Annotated[str, AfterValidator(_dns_label(FORK_NAME_MAX))]
 """Shorter than other names: the names of a fork's children are built from it."""
 
 
+EXEC_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+"""What names a command: it stands in paths."""
+
+
 class Request(BaseModel):
     """A body sent by a client: unknown keys and wrong types are refused."""
 
@@ -80,6 +84,8 @@ class Exec(Request):
     """Given to execve as it is: no shell, no expansion."""
     env: dict[str, str] = Field(default_factory=dict[str, str], max_length=1024)
     """Added to the session's own environment."""
+    id: str | None = Field(default=None, pattern=rf"^{EXEC_ID}$")
+    """Names the command: by it, it can be asked for in a child that was forked while it ran. Unset: any."""
     cwd: str | None = Field(default=None, min_length=1, max_length=4096)
     stdin: str = ""
     """Sent as UTF-8."""
@@ -191,7 +197,7 @@ class ExecFinished(Answer):
     """How a command ended. A time-out is a result: `exit_code` -1 and `timed_out`."""
 
     id: str
-    """Names this request in the agent's log."""
+    """The id given; where none was, one that also names the request in the agent's log."""
     stdout: str
     """Decoded as UTF-8; bytes that are not are replaced."""
     stderr: str
@@ -201,6 +207,46 @@ class ExecFinished(Answer):
     truncated: bool
     """Output went beyond the limit and its rest was dropped."""
     exec_time_ms: float
+
+
+class ExecList(Answer):
+    """`GET …/sessions/{id}/execs`: the commands that run there, and those that ran there at its fork."""
+
+    ids: tuple[str, ...]
+
+
+class CommandLog(Answer):
+    """One command of a branch, and the last 512 KiB of each of its streams."""
+
+    ended: bool
+    """Until it has, nothing of its output is shown."""
+    exit_code: int | None = None
+    """-1 after a time-out. Unset while it runs, where it could not be started, and where its end was not
+    seen."""
+    timed_out: bool
+    truncated: bool
+    """The beginning of its output is not kept."""
+    reason: Reason | None = None
+    """Why its child has no score because of it, in one word."""
+    message: str | None = None
+    """The same in a sentence."""
+    stdout: str
+    stderr: str
+
+
+class ChildLog(Answer):
+    """`GET …/forks/{name}/children/{index}/log`: what came of one child's commands, also when it is gone."""
+
+    fork_id: str
+    index: int
+    branch: str | None = None
+    """Name of its branch."""
+    exec: CommandLog | None = None
+    """Its branch's command; unset while that was not begun."""
+    score: CommandLog | None = None
+    """The scorer."""
+    printed_score: float | None = None
+    """What the scorer found. What counts may be another number, that its user has set."""
 
 
 class Health(Answer):

@@ -21,7 +21,7 @@ async def node(shared_node: Node) -> AsyncIterator[Node]:
     """The shared node with a tree of the test's own, ended with the test."""
     before = {machine.id for machine in shared_node.engine.machines()}
     points = {point.id for point in shared_node.engine.points()}
-    yield Node(shared_node.engine, shared_node.keeper)
+    yield Node(shared_node.engine, shared_node.keeper, shared_node.journal)
     for machine in shared_node.engine.machines():
         if machine.id not in before:
             await shared_node.engine.release(machine.id)

@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from component.keeper_fixtures import running_keeper
 from forktree_agent.engine.contract import (
+    NO_HOOKS,
     Baseline,
     ChildOrder,
     Command,
     ExecResult,
     ForkResult,
+    Hooks,
     Machine,
     Owner,
     Shape,
@@ -48,6 +50,7 @@ class Node:
 
     engine: MicroVmEngine
     keeper: Keeper
+    journal: Path
     tree: TreeLimits = field(default_factory=lambda: TreeLimits(tree=TreeId(secrets.token_hex(4))))
 
     async def baseline(self, shape: Shape = TINY) -> Baseline:
@@ -58,9 +61,11 @@ class Node:
         born = await self.engine.branch(baseline.point, [order(name)], self.tree, deadline=soon())
         return born.children[0]
 
-    async def fork(self, parent: Machine, replicas: int = 1, *, prefix: str = "child") -> ForkResult:
+    async def fork(
+        self, parent: Machine, replicas: int = 1, *, prefix: str = "child", hooks: Hooks = NO_HOOKS
+    ) -> ForkResult:
         orders = [order(f"{prefix}-{i}") for i in range(replicas)]
-        return await self.engine.fork(parent.id, owner(), orders, self.tree, deadline=soon())
+        return await self.engine.fork(parent.id, owner(), orders, self.tree, hooks=hooks, deadline=soon())
 
     async def run(self, machine: Machine, *argv: str, timeout_seconds: float = 60) -> ExecResult:
         command = Command(argv=argv, timeout_seconds=timeout_seconds)
@@ -106,7 +111,7 @@ async def engine_on(
         async with MicroVmEngine.running(config, keeper=keeper, journal=journal) as engine:
             await engine.adopt(deadline=soon())
             assert (await engine.probe(deadline=soon())).passed
-            yield Node(engine, keeper)
+            yield Node(engine, keeper, journal_path)
 
 
 @asynccontextmanager

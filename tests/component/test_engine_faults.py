@@ -42,7 +42,7 @@ def replaced(**changes: object) -> Shape:
         (replaced(command=("/no/such/program",)), BakeFailed, "/no/such/program"),
         (
             replaced(
-                probe=Probe(argv=("/bin/sh", "-c", "echo no; exit 3"), period_seconds=0, failure_threshold=2)
+                probe=Probe(ask=("/bin/sh", "-c", "echo no; exit 3"), period_seconds=0, failure_threshold=2)
             ),
             NeverReady,
             "failed 2 times in a row; the last time: exit code 3, 'no'",

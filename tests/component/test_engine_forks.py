@@ -135,3 +135,17 @@ async def test_what_is_gone_is_refused_by_name(node: Node) -> None:
     with pytest.raises(ParentLost, match=parent.id):
         await node.engine.fork(parent.id, owner(), [order("late")], node.tree, deadline=soon())
     await node.engine.release(parent.id)  # Again: nothing to do, and no error.
+
+
+async def test_the_clock_is_now_however_old_the_instant_is(node: Node) -> None:
+    parent = await node.root()
+    # An instant whose clock stands an hour back is what one is that was frozen an hour ago.
+    await node.sh(parent, "date -s @$(($(date +%s) - 3600)) > /dev/null; date +%s > /tmp/when")
+    forked = await node.fork(parent)
+    for machine in (
+        forked.children[0],
+        (await node.engine.branch(forked.point.id, [order("late")], node.tree, deadline=soon())).children[0],
+    ):
+        now, then = (int(line) for line in (await node.sh(machine, "date +%s; cat /tmp/when")).split())
+        assert abs(now - time.time()) < 2
+        assert now - then > 3500

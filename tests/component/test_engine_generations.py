@@ -23,7 +23,7 @@ SHAPE = Shape(
     memory_bytes=192 << 20,
     overlay_bytes=64 << 20,
     command=("python3", "-c", PROGRAM, "serve"),
-    probe=Probe(argv=("python3", "-c", PROGRAM, "check"), timeout_seconds=60),
+    probe=Probe(ask=("python3", "-c", PROGRAM, "check"), timeout_seconds=60),
 )
 STEPS_BEFORE_FREEZE = 2
 """What a child may still do before its identity is taken in: the step under way, and one more."""

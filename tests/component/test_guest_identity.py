@@ -64,11 +64,11 @@ async def test_a_refused_identity_leaves_the_machine_who_it_was_and_its_workload
 
 
 async def test_an_identity_changes_everything_that_tells_machines_apart(guest: GuestMachine) -> None:
-    detached = asyncio.create_task(
-        guest.exec(
-            "sh", "-c", "while [ ! -e /tmp/go ]; do usleep 10000; done; echo unheard; touch /tmp/gone-on"
-        ),
-        name="detached",
+    command = Command(
+        argv=("sh", "-c", "while [ ! -e /tmp/go ]; do usleep 10000; done; echo heard"), id="carried"
+    )
+    before = asyncio.create_task(
+        guest.channel.exec(command, guest.generation, deadline=soon()), name="before"
     )
     await guest.sh("true")  # The one before has begun by now: requests are taken in order.
     new = identity()
@@ -84,11 +84,28 @@ async def test_an_identity_changes_everything_that_tells_machines_apart(guest: G
     ) == (f"branch-3 it's 7 {new.generation}\n")
     with pytest.raises(GuestError, match="not the one it was taken for"):
         await guest.channel.exec(Command(argv=("true",)), old, deadline=soon())
-    # The command of before goes on, but nobody here is told: it is the parent that answers for it.
-    await guest.sh("touch /tmp/go; while [ ! -e /tmp/gone-on ]; do usleep 10000; done")
+    # The command of before goes on under the new identity. Who asked for it asked the machine of before.
+    await guest.sh("touch /tmp/go")
     await beats(guest)
-    assert not detached.done()
-    detached.cancel()
+    assert not before.done()
+    before.cancel()
+
+
+async def test_a_second_identity_keeps_what_the_first_one_told_and_it_does_not(guest: GuestMachine) -> None:
+    new = identity(env={"BRANCH": "b", "FORKTREE_SEED": "8"})
+    guest.channel.queue_identity(new)
+    await guest.channel.identified(new.generation, deadline=soon())
+    guest.generation = new.generation
+    again = identity(env={"FORKTREE_SEED": "9"})
+    guest.channel.queue_identity(again)
+    await guest.channel.identified(again.generation, deadline=soon())
+    guest.generation = again.generation
+    assert await guest.sh("echo $BRANCH $FORKTREE_SEED; grep -c BRANCH= /run/forktree/identity") == "b 9\n1\n"
+
+
+async def test_a_machine_that_stood_still_is_told_the_time(guest: GuestMachine) -> None:
+    guest.channel.set_clock(YEAR_2030_NS * 2)
+    assert await guest.sh("date +%Y") == "2090\n"
 
 
 async def test_an_identity_is_taken_on_under_load(guest: GuestMachine) -> None:

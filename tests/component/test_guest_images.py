@@ -56,3 +56,23 @@ async def test_the_python_image_has_the_library_and_numpy_and_nothing_of_the_bui
             await machine.sh("cat /etc/hostname /etc/resolv.conf; ls /etc/apt 2>/dev/null || true")
             == "localhost\n"
         )
+
+
+async def test_the_gym_image_has_a_live_environment_that_answers_by_a_command(tmp_path: Path) -> None:
+    async with booted(tmp_path, "gym") as machine:
+        await machine.sh("gym-environment CliffWalking-v1 --seed 3 >/tmp/log 2>&1 & echo $! >/tmp/pid")
+        await machine.sh("until gym-ask state 2>/dev/null; do sleep 0.2; done")
+        assert (await machine.sh("gym-ask score; gym-ask step 0 1 >/dev/null; gym-ask score")).split() == [
+            "0.0",
+            "-2.0",
+        ]
+        state = json.loads(await machine.sh("gym-ask state"))
+        assert (state["observation"], state["actions"], state["ended"]) == (25, [0, 1], False)
+        refused = await machine.exec("gym-ask", "step", "9")
+        assert (refused.exit_code, refused.stdout) == (1, b"")
+        assert b"9 is not an action of Discrete(4)" in refused.stderr
+        await machine.sh("kill $(cat /tmp/pid)")
+        gone = await machine.exec("gym-ask", "state")
+        assert (gone.exit_code, gone.stdout) == (1, b"")
+        # Compiled files are there and fresh, so that a start writes nothing: what is written is guest memory.
+        assert await machine.sh("cat /tmp/log; find / -xdev -newer /tmp/pid -name '*.pyc'") == ""

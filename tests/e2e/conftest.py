@@ -10,15 +10,21 @@ import pytest_asyncio
 
 from e2e.operator_rig import OperatorRig
 from forktree_dev.control_plane import ControlPlane
-from forktree_dev.system import Sizes, System
+from forktree_dev.system import Artifacts, Sizes, System
 
 _MEMORY_LIMIT_BYTES = 12 << 30
 """Worst case, not what is used: a tree of twenty small machines has to be admitted."""
 
 
+@pytest.fixture(scope="session")
+def artifacts() -> Artifacts:
+    """What agents need; looking it up takes seconds, so it is done once for all systems of the run."""
+    return Artifacts.built()
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(
-    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+    control_plane: ControlPlane, artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[System]:
     """Keeper, agent and operator on the run's control plane; one for all tests, as starting costs a canary.
 
@@ -26,7 +32,9 @@ async def system(
     """
     state_dir = tmp_path_factory.mktemp("system")
     sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)
-    async with System.running(state_dir, cluster=control_plane.kubectl, sizes=sizes) as running:
+    async with System.running(
+        state_dir, cluster=control_plane.kubectl, sizes=sizes, artifacts=artifacts
+    ) as running:
         yield running
 
 

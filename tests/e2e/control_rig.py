@@ -65,7 +65,8 @@ class ControlRig:
         await provisioning.write_agent_kubeconfig(plane.kubectl, node, folder / "agent.kubeconfig")
         await provisioning.write_operator_kubeconfig(plane.kubectl, folder / "operator.kubeconfig")
         async with (
-            KubeClient.connected(ClusterAccess.from_kubeconfig(plane.kubeconfig)) as user,
+            # Patient: what a busy machine makes slow is not what these tests are about.
+            KubeClient.connected(ClusterAccess.from_kubeconfig(plane.kubeconfig), timeout_seconds=60) as user,
             KubeClient.connected(ClusterAccess.from_kubeconfig(folder / "agent.kubeconfig")) as agent,
             KubeClient.connected(ClusterAccess.from_kubeconfig(folder / "operator.kubeconfig")) as operator,
         ):
@@ -153,6 +154,11 @@ class ControlRig:
             )
         )
         return await self.route(created)
+
+    async def branched(self, name: str, spec: ForkSpec) -> Fork:
+        """A Fork of whatever spec that the operator has routed here."""
+        metadata = ObjectMeta(name=name, namespace=self.namespace)
+        return await self.route(await self.user.create(Fork(metadata=metadata, spec=spec)))
 
     async def route(self, fork: Fork) -> Fork:
         body = {"status": {"node": self.settings.node_name}}

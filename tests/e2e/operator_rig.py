@@ -162,13 +162,20 @@ class OperatorRig:
         return await self.client.create(Session(metadata=self._meta(name), spec=spec))
 
     async def add_fork(
-        self, name: str, *, session: str | None = None, fork: str | None = None, uid: str | None = None
+        self,
+        name: str,
+        *,
+        session: str | None = None,
+        fork: str | None = None,
+        uid: str | None = None,
+        timeout_seconds: int = 300,
     ) -> Fork:
         source = ForkSource(
             session=SourceRef(name=session, uid=uid) if session else None,
             fork=SourceRef(name=fork, uid=uid) if fork else None,
         )
-        return await self.client.create(Fork(metadata=self._meta(name), spec=ForkSpec(source=source)))
+        spec = ForkSpec(source=source, timeout_seconds=timeout_seconds)
+        return await self.client.create(Fork(metadata=self._meta(name), spec=spec))
 
     async def running_session(self, name: str) -> Session:
         """A session that was placed and then started by its agent, which here is us."""

@@ -14,9 +14,9 @@ from forktree.kube.client import KubeClient
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, ObjectMeta, Session, SessionTemplate, Uid
 from forktree.models.base import OwnerReference
-from forktree.models.fork import ForkSource, ForkSpec, SourceRef
+from forktree.models.fork import Branch, ForkSource, ForkSpec, SourceRef
 from forktree.models.session import ForkRef, SessionSpec, TemplateRef
-from forktree.models.session_template import SessionTemplateSpec
+from forktree.models.session_template import EnvSource, EnvVar, SecretKeyRef, SessionTemplateSpec
 from forktree_dev.control_plane import ControlPlane
 
 HERE, THERE = NODES
@@ -264,3 +264,30 @@ async def test_editors_may_exec_and_fork_and_others_may_not(accounts: Accounts) 
         assert await may(accounts.user, accounts.namespace, "create", resource)
         assert not await may(accounts.user, "kube-system", "create", resource)
         assert not await may(accounts.operator, accounts.namespace, "create", resource)
+
+
+def with_secret(
+    name: str, accounts: Accounts, *, named: bool
+) -> tuple[Session | SessionTemplate | Fork, ...]:
+    """One object of each kind that can tell a machine its environment."""
+    source = EnvSource(secret_key_ref=SecretKeyRef(name="login", key="token"))
+    env = (EnvVar(name="A", value_from=source) if named else EnvVar(name="A", value="a"),)
+    metadata = ObjectMeta(name=name, namespace=accounts.namespace)
+    of = ForkSource(session=SourceRef(name="s"))
+    return (
+        Session(metadata=metadata, spec=SessionSpec(template_ref=TemplateRef(name="t"), env=env)),
+        Fork(metadata=metadata, spec=ForkSpec(source=of, replicas=1, branches=(Branch(env=env),))),
+        SessionTemplate(metadata=metadata, spec=SessionTemplateSpec(image="builtin:tiny", env=env)),
+    )
+
+
+async def test_a_secret_is_named_only_by_who_may_read_it(accounts: Accounts) -> None:
+    for each in with_secret("named", accounts, named=True):
+        await accounts.user.create(each)  # Whoever may edit a namespace may read its Secrets.
+    session, fork, _ = with_secret("plain", accounts, named=False)
+    for each in (session, fork):
+        await accounts.agent.create(each)
+    session, fork, _ = with_secret("other", accounts, named=True)
+    for each in (session, fork):  # It may create both everywhere, and read Secrets nowhere.
+        with pytest.raises(errors.Forbidden, match="may be used only by who may get the Secrets"):
+            await accounts.agent.create(each)

@@ -17,8 +17,10 @@ import pytest
 from e2e.control_rig import BOOT, ControlRig
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
-from forktree.models import Fork, ForkPhase, Session
+from forktree.models import Fork, ForkPhase, ForkSpec, Reason, Session, SessionPhase
+from forktree.models.fork import Branch, BranchExec, ForkSource, Prune, Scorer, SourceRef
 from forktree_agent.control.control import Control
+from forktree_agent.engine.contract import Command, ExecResult, Owner
 from forktree_agent.journal import Journal, Json
 from forktree_dev.control_plane import ControlPlane
 from unit.fake_engine import FakeEngine
@@ -109,12 +111,19 @@ async def mortal(rig: ControlRig) -> AsyncIterator[MortalClient]:
 
 
 async def live(
-    rig: ControlRig, client: MortalClient, life: Life, done: Callable[[], Awaitable[object]]
+    rig: ControlRig,
+    client: MortalClient,
+    life: Life,
+    done: Callable[[], Awaitable[object]],
+    *,
+    commands: Callable[[Owner, Command], Awaitable[ExecResult]] | None = None,
 ) -> None:
     """Control runs until it is dead, or until `done` says that all is done."""
     journal = MortalJournal.opened(rig.folder / "journal", BOOT)
     journal.life = client.life = life
     rig.engine = FakeEngine(rig.host, hook=life.step)
+    if commands is not None:
+        rig.engine.commands = commands
     adoption = await rig.engine.adopt(deadline=0)
 
     async def run() -> None:
@@ -176,7 +185,7 @@ async def test_a_tree_grows_whole_whenever_control_dies(rig: ControlRig, mortal:
         await rig.start()
         await grown(rig, root, split)
         fork = await rig.get(Fork, split)
-        assert fork.status.phase is ForkPhase.RUNNING, life.last
+        fork = await rig.until(Fork, split, lambda each: each.status.phase is ForkPhase.COMPLETE)
         if answered.status.parent_uid is not None:
             assert fork.status.fork_point_id == answered.status.fork_point_id, life.last
         assert len(rig.host.machines) == 4, life.last
@@ -193,6 +202,60 @@ async def test_a_tree_grows_whole_whenever_control_dies(rig: ControlRig, mortal:
         if not life.dead:
             break
     assert len(deaths) > 20, deaths
+
+
+async def test_branches_are_run_judged_and_pruned_once_whenever_control_dies(
+    rig: ControlRig, mortal: MortalClient
+) -> None:
+    async def answer(owner: Owner, command: Command) -> ExecResult:
+        printed = b"1" if owner.endswith("/0") else b"2"
+        return ExecResult(stdout=printed, stderr=b"", exit_code=0, timed_out=False, truncated=False)
+
+    spec = ForkSpec(
+        source=ForkSource(session=SourceRef(name="warm")),
+        replicas=2,
+        branches=tuple(Branch(exec=BranchExec(argv=("act",))) for _ in range(2)),
+        score=Scorer(exec=BranchExec(argv=("score",))),
+        prune=Prune(keep_top=1),
+    )
+    deaths: list[str] = []
+    for dies_at in range(1, MOST_STEPS):
+        await rig.stop()
+        name = f"search-{dies_at}"
+        created = await rig.branched(name, spec)
+        life = Life(dies_at)
+
+        await live(rig, mortal, life, partial(completed, rig, name), commands=answer)
+        told = await rig.get(Fork, name)
+        rig.engine = FakeEngine(rig.host)
+        rig.engine.commands = answer
+        await rig.start()
+        fork = await completed(rig, name)
+        ran = [(owner, argv) for owner, argv in rig.host.ran if created.metadata.uid in owner]
+        assert len(set(ran)) == len(ran), life.last
+        running = [each for each in fork.status.children if each.phase is SessionPhase.RUNNING]
+        assert len(running) == 1, life.last
+        cut = [each for each in fork.status.children if each.reason is Reason.INTERRUPTED]
+        assert len(cut) <= 2, life.last
+        scored = {each.index: each.score for each in fork.status.children if each.score is not None}
+        assert scored.items() <= {0: 1.0, 1: 2.0}.items(), life.last
+        assert all(each.score is not None or each in cut for each in fork.status.children), life.last
+        if scored:
+            assert fork.status.best == running[0].name, life.last
+            assert running[0].index == max(scored), life.last
+        if told.status.phase is ForkPhase.COMPLETE:
+            assert told.status.best == fork.status.best, life.last
+        await rig.machines(2)
+        await rig.delete(Fork, name)
+        await rig.machines(1)
+        deaths.append(life.last)
+        if not life.dead:
+            break
+    assert len(deaths) > 30, deaths
+
+
+async def completed(rig: ControlRig, name: str) -> Fork:
+    return await rig.until(Fork, name, lambda each: each.status.phase is ForkPhase.COMPLETE)
 
 
 async def test_a_tree_goes_whole_whenever_control_dies(rig: ControlRig, mortal: MortalClient) -> None:

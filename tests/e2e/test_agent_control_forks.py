@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from e2e.control_rig import ControlRig
-from forktree.models import Fork, ForkPhase, Level, Mode, Reason, Session, SessionPhase
+from forktree.models import Fork, ForkPhase, ForkSpec, Level, Mode, Reason, Session, SessionPhase
 from forktree.models.conditions import ConditionType, holds
+from forktree.models.fork import ForkSource, SourceRef
 from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
 from forktree_dev.control_plane import ControlPlane
 
@@ -40,7 +41,7 @@ async def test_a_fork_hangs_below_its_source_and_its_children_below_it(rig: Cont
     fork = await rig.get(Fork, "split")
     assert fork.metadata.owner_references == (parent.owner_reference(),)
     assert fork.metadata.labels[ROOT_LABEL] == parent.metadata.uid
-    assert (fork.status.phase, fork.status.ready) == (ForkPhase.RUNNING, True)
+    assert (fork.status.phase, fork.status.ready) == (ForkPhase.COMPLETE, True)
     assert fork.status.parent_uid == parent.metadata.uid
     assert (fork.status.pause_ms, fork.status.fork_ms, fork.status.ready_ms) == (2.0, 4.0, 9.0)
     for condition in (ConditionType.FORKED, ConditionType.READY, ConditionType.POINT_AVAILABLE):
@@ -101,7 +102,7 @@ async def test_without_room_a_fork_waits_and_then_goes_on(rig: ControlRig) -> No
 async def test_a_fork_that_finds_no_room_for_long_fails(rig: ControlRig) -> None:
     await rig.running_session("one")
     rig.engine.capacity = 1
-    await rig.fork("split", session="one")
+    await rig.branched("split", ForkSpec(source=ForkSource(session=SourceRef(name="one")), timeout_seconds=1))
     failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
     assert failed.status.reason is Reason.AT_CAPACITY
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from e2e.control_rig import ControlRig
+from forktree.kube.access import ClusterAccess
+from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Fork, Reason, Session, SessionPhase
 from forktree.models.conditions import ConditionType, holds
@@ -131,6 +136,21 @@ async def test_what_was_orphaned_while_no_agent_ran_lives_on(rig: ControlRig) ->
     assert (await rig.get(Fork, "upper")).status.ready
 
 
+async def test_children_of_a_fork_orphaned_while_no_agent_ran_live_on(rig: ControlRig) -> None:
+    _, children, _ = await tree(rig)
+    await rig.stop()
+    await rig.delete(Fork, "upper", "Orphan")
+    await rig.gone(Fork, "upper")
+    await rig.start()
+    await rig.eventually(lambda: len(rig.host.points) == 2, lambda: rig.host.points)
+    assert rig.control is not None
+    world = rig.control.world
+    await rig.eventually(lambda: not world.records.fork(children[0].metadata.owner_references[0].uid), str)
+    assert len(rig.host.machines) == 4
+    for child in children:
+        assert (await rig.get(Session, child.metadata.name)).status.ready
+
+
 async def test_a_source_deleted_while_it_forks_leaves_nothing_of_the_fork(rig: ControlRig) -> None:
     await rig.running_session("root")
     rig.engine.go_on.clear()
@@ -169,6 +189,78 @@ async def test_a_machine_of_no_object_goes_with_the_next_sweep(rig: ControlRig) 
     rig.control.world.sweep_wanted.set()
     await rig.machines(1)
     assert list(rig.host.machines.values()) == [root]
+
+
+class HeldClient(KubeClient):
+    """A client whose calls a test holds back: what is not set, waits."""
+
+    def __init__(self, access: ClusterAccess, http: aiohttp.ClientSession, timeout_seconds: float) -> None:
+        super().__init__(access, http, timeout_seconds)
+        self.creates, self.lists, self.watches = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.listing = asyncio.Event()
+        """A list of forks waits."""
+        for each in (self.creates, self.lists, self.watches):
+            each.set()
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        deadline: float | None = None,
+    ) -> bytes:
+        if method == "POST" and path.endswith("/sessions"):
+            await self.creates.wait()
+        if method == "GET" and path.endswith("/forks") and not self.lists.is_set():
+            self.listing.set()
+            await self.lists.wait()
+        return await super().raw(
+            method, path, body, query=query, content_type=content_type, deadline=deadline
+        )
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, inactivity_seconds: float
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        async with super().stream(path, query, inactivity_seconds=inactivity_seconds) as pieces:
+            yield self._held(pieces)
+
+    async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            await self.watches.wait()
+            yield piece
+
+
+async def test_a_child_whose_object_is_written_during_a_sweep_keeps_its_machine(rig: ControlRig) -> None:
+    await rig.stop()
+    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
+    async with HeldClient.connected(access) as client:
+        assert isinstance(client, HeldClient)
+        await rig.start(client)
+        assert rig.control is not None
+        world = rig.control.world
+        await rig.running_session("root")
+        client.creates.clear()
+        await rig.fork("split", session="root")
+        await rig.machines(2)
+        client.lists.clear()
+        world.sweep_wanted.set()
+        await asyncio.wait_for(client.listing.wait(), 10)
+        # Sessions are listed, without the child. Now its object is written, and no watch has told of it.
+        client.watches.clear()
+        client.creates.set()
+        await rig.eventually(lambda: len(world.records.sessions()) == 2, world.records.sessions)
+        client.lists.set()
+        await rig.eventually(lambda: not world.sweep_wanted.is_set(), str)
+        await asyncio.sleep(0.5)
+        assert len(rig.host.machines) == 2
+        client.watches.set()
+        fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
+        await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
+        await rig.stop()
 
 
 async def test_a_fork_that_only_left_the_view_keeps_its_machines(rig: ControlRig) -> None:

@@ -110,7 +110,7 @@ async def test_a_machine_that_ends_by_itself_fails_its_session_and_says_how(rig:
     assert "SIGKILL" in (failed.status.message or "")
     assert failed.status.vm_generation_id == child.status.vm_generation_id
     fork = await rig.until(Fork, "split", lambda each: each.status.ready_replicas == 0)
-    assert fork.status.phase is ForkPhase.RUNNING
+    assert fork.status.phase is ForkPhase.COMPLETE
     assert fork.status.children[0].reason is Reason.MACHINE_LOST
     assert (await rig.get(Session, session.metadata.name)).status.ready
 

@@ -14,6 +14,11 @@ from forktree.models import Fork, Session, SessionTemplate
 from forktree.models.base import ApiObject
 from forktree_dev.control_plane import ControlPlane
 
+SECRET = {"secretKeyRef": {"name": "login", "key": "token"}}
+ONE_VALUE = (
+    "a variable must have exactly one of value and valueFrom: give value, if only an empty one, or name a"
+    " Secret in valueFrom.secretKeyRef"
+)
 KINDS: dict[str, type[ApiObject]] = {"SessionTemplate": SessionTemplate, "Session": Session, "Fork": Fork}
 TEMPLATE = {"image": "builtin:tiny"}
 SESSION = {"templateRef": {"name": "t"}}
@@ -63,6 +68,29 @@ REFUSED = {
         'spec.image: Invalid value: "example.org/python:3": image must be builtin:NAME, like builtin:python:'
         " name an image that the nodes have",
     ),
+    "variable with two values": (
+        manifest("Session", {**SESSION, "env": [{"name": "A", "value": "", "valueFrom": SECRET}]}),
+        f"spec.env[0]: Invalid value: {ONE_VALUE}",
+    ),
+    "variable without a value": (
+        manifest("SessionTemplate", {**TEMPLATE, "env": [{"name": "A"}]}),
+        f"spec.env[0]: Invalid value: {ONE_VALUE}",
+    ),
+    "probe of two kinds": (
+        manifest(
+            "SessionTemplate",
+            {**TEMPLATE, "readinessProbe": {"exec": {"command": ["true"]}, "httpGet": {"port": 80}}},
+        ),
+        "spec.readinessProbe: Invalid value: readinessProbe must have at most one of exec and httpGet:"
+        " remove one",
+    ),
+    "path that is two lines": (
+        manifest(
+            "SessionTemplate", {**TEMPLATE, "readinessProbe": {"httpGet": {"port": 80, "path": "/a\r\nX: y"}}}
+        ),
+        'spec.readinessProbe.httpGet.path: Invalid value: "/a\\r\\nX: y": path must begin with / and hold'
+        " printable ASCII without spaces: percent-encode the rest",
+    ),
     "dot in a name": (
         manifest("Session", SESSION, name="a.b"),
         "metadata.name: Invalid value: metadata.name must not contain dots, because it becomes a host name:"
@@ -96,6 +124,36 @@ REFUSED = {
         manifest("Fork", {**FORK, "replicas": 257}),
         "spec.replicas: Invalid value: 257: replicas must be from 0 to 256: for more children create further"
         " Forks with this one as spec.source.fork",
+    ),
+    "branches of another number": (
+        manifest("Fork", {**FORK, "replicas": 3, "branches": [{"name": "a"}, {"name": "b"}]}),
+        "spec: Invalid value: branches must be empty or have exactly one entry for each of the replicas:"
+        " set replicas to their number, or leave branches out",
+    ),
+    "branches without replicas": (
+        manifest("Fork", {**FORK, "branches": [{"name": "a"}, {"name": "b"}]}),
+        "spec: Invalid value: branches must be empty or have exactly one entry for each of the replicas:"
+        " set replicas to their number, or leave branches out",
+    ),
+    "branches of one name": (
+        manifest("Fork", {**FORK, "replicas": 2, "branches": [{"name": "a"}, {"name": "a"}]}),
+        "spec.branches: Invalid value: branches must have names of their own: rename those that are alike, or"
+        " leave names out",
+    ),
+    "a label of ours": (
+        manifest("Fork", {**FORK, "branches": [{"labels": {"forktree.dev/root": "x"}}]}),
+        "spec.branches[0].labels: Invalid value: labels must have names like team or example.org/team, and"
+        " none of forktree.dev: rename them",
+    ),
+    "a label that is none": (
+        manifest("Fork", {**FORK, "branches": [{"labels": {"a b": "x"}}]}),
+        "spec.branches[0].labels: Invalid value: labels must have names like team or example.org/team, and"
+        " none of forktree.dev: rename them",
+    ),
+    "a seed that nobody has": (
+        manifest("Fork", {**FORK, "seed": "7"}),
+        "spec: Invalid value: seed is not used by seedMode Fresh: set seedMode to Common or Derived, or leave"
+        " seed out",
     ),
     "long fork name": (
         manifest("Fork", FORK, name="f" * 53),
@@ -131,6 +189,24 @@ CHANGED = {
         {"templateRef": {"name": "other"}},
         "spec: Invalid value: spec.templateRef cannot be changed: create another Session",
     ),
+    "seed of a session": (
+        manifest("Session", {**SESSION, "seed": "a"}),
+        {"seed": "b"},
+        "spec: Invalid value: spec.seed cannot be changed: its machine was told already, create another"
+        " Session",
+    ),
+    "environment of a session": (
+        manifest("Session", SESSION),
+        {"env": [{"name": "A", "value": "1"}]},
+        "spec: Invalid value: spec.env cannot be changed: its machine was told already, create another"
+        " Session",
+    ),
+    "state of a released session": (
+        manifest("Session", {**SESSION, "state": "Released"}),
+        {"state": "Running"},
+        "spec: Invalid value: spec.state Released is final, as the machine is gone: create another Session,"
+        " or a Fork from an instant of this one",
+    ),
 }
 
 
@@ -151,6 +227,34 @@ async def test_defaults_are_filled_in(control_plane: ControlPlane, namespace: st
         template = await client.get(SessionTemplate, namespace, "one")
     assert (template.spec.machine.memory, template.spec.machine.overlay) == ("256Mi", "64Mi")
     assert template.spec.tree_limits.depth == 64
+
+
+async def test_a_fork_with_all_it_can_have_is_accepted_also_with_256_branches(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    branch = {
+        "seed": "s" * 256,
+        "env": [{"name": "A", "value": "b"}],
+        "exec": {"argv": ["act"], "timeoutSeconds": 5},
+        "labels": {"example.org/team": "a.b", "plain": ""},
+    }
+    whole = {
+        "replicas": 256,
+        "branches": [{"name": f"b{index}", **branch} for index in range(256)],
+        "seed": "7",
+        "seedMode": "Derived",
+        "score": {"exec": {"argv": ["score"]}},
+        "prune": {"keepTop": 3},
+        "keepPoint": "Always",
+        "timeoutSeconds": 10,
+    }
+    async with connected(control_plane) as client:
+        await create(client, namespace, manifest("Fork", {**FORK, **whole}))
+        fork = await client.get(Fork, namespace, "one")
+    assert fork.spec.branch(255).name == "b255"
+    assert fork.spec.score is not None
+    assert fork.spec.score.exec.timeout_seconds == 60
+    assert fork.spec.to_json().items() >= {"seedMode": "Derived", "keepPoint": "Always"}.items()
 
 
 async def test_kinds_are_in_one_category_and_explained(control_plane: ControlPlane, namespace: str) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, Level, Mode, Session
+from forktree_agent.control.activity import Activity
+from forktree_agent.control.branch_logs import BranchLogs
+from forktree_agent.control.branch_reports import BranchReports
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import owner_of
@@ -38,6 +42,7 @@ from forktree_agent.engine.contract import (
     MachineId,
     TreeId,
 )
+from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
 from forktree_agent.journal import Journal
@@ -94,6 +99,7 @@ class Stage:
     engine: ScriptedEngine
     sessions: Store[Session]
     records: Records
+    ca_bundle: str
 
     async def ask(
         self, method: str, path: str, body: object = None, *, token: str | None = None, own: bool = False
@@ -192,6 +198,10 @@ class Stage:
                             subresource="status",
                         )
 
+    async def asked_for(self, kind: type[Session] | type[Fork]) -> list[str]:
+        """Names of all objects of `kind`."""
+        return [each.metadata.name for each in (await self.admin.list(kind, self.namespace)).items]
+
     async def exists(self, kind: type[Session] | type[Fork], name: str) -> bool:
         try:
             await self.admin.get(kind, self.namespace, name)
@@ -241,14 +251,17 @@ async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
         Store[Session](),
         Records(Journal.opened(tmp_path / "journal", "a boot")),
     )
-    facade = Facade(NODE, cast("Engine", engine), sessions, records)
+    branches = BranchReports(records, BranchLogs.opened(tmp_path / "logs", set()))
+    activity = Activity(time.monotonic)
+    facade = Facade(NODE, cast("Engine", engine), sessions, records, activity=activity, branches=branches)
     listener = Listener(
         host="127.0.0.1", port=0, names=("127.0.0.1", "localhost"), tls_directory=tmp_path / "tls"
     )
     async with (
         KubeClient.connected(ClusterAccess.from_kubeconfig(control_plane.kubeconfig)) as admin,
         KubeClient.connected(ClusterAccess.from_kubeconfig(tmp_path / "agent.kubeconfig")) as agent,
-        serving(listener, Api(agent, facade)) as served,
+        Proxy.running(agent, NODE) as proxy,
+        serving(listener, Api(agent, facade, proxy)) as served,
     ):
         trust = ssl.create_default_context(cafile=str(served.authority))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as client:
@@ -262,6 +275,7 @@ async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
                 engine=engine,
                 sessions=sessions,
                 records=records,
+                ca_bundle=served.ca_bundle,
             )
 
 
@@ -467,15 +481,45 @@ async def test_a_command_waits_for_a_session_on_its_way(stage: Stage) -> None:
     assert (await asking)[0] == 200
 
 
-async def test_a_command_for_another_node_is_sent_there(stage: Stage) -> None:
-    await stage.admin.apply(ForkNode, None, "far-node", {}, manager="test")
-    endpoint = {"status": {"endpoint": "https://far-node.example:7443"}}
-    await stage.admin.apply(ForkNode, None, "far-node", endpoint, manager="test", subresource="status")
+@pytest.fixture
+async def far(stage: Stage, tmp_path: Path) -> AsyncIterator[str]:
+    """A session of another node, which its agent has named."""
+    kubectl = stage.plane.kubectl
+    await provisioning.create_node(kubectl, "far-node")
+    await provisioning.write_agent_kubeconfig(kubectl, "far-node", tmp_path / "far.kubeconfig")
     await stage.session("far", node="far-node")
-    status, body = await stage.ask("POST", "/sessions/far/exec", {"argv": ["x"]})
-    assert (status, body["code"]) == (421, "wrong_node")
-    assert "https://far-node.example:7443" in body["message"]
+    async with KubeClient.connected(ClusterAccess.from_kubeconfig(tmp_path / "far.kubeconfig")) as agent:
+        await agent.merge_patch(Session, stage.namespace, "far", {"spec": {"nodeName": "far-node"}})
+    yield "far"
+    await kubectl.run("delete", "node", "far-node")
+
+
+@pytest.mark.parametrize("what", ["exec", "fork"])
+async def test_a_request_about_another_nodes_session_goes_to_the_address_that_its_agent_published(
+    stage: Stage, far: str, what: str
+) -> None:
+    body = {"argv": ["x"]} if what == "exec" else {}
+    status, refused = await stage.ask("POST", f"/sessions/{far}/{what}", body)
+    assert (status, refused["code"]) == (421, "wrong_node")
+    assert refused["message"] == "session far is on node far-node: the address of its agent is not known"
+
+    # Nobody listens there: that this is said shows where the request went.
+    await stage.admin.apply(ForkNode, None, "far-node", {}, manager="test")
+    told = {"endpoint": "https://127.0.0.1:9", "caBundle": stage.ca_bundle}
+    await stage.admin.apply(
+        ForkNode, None, "far-node", {"status": told}, manager="test", subresource="status"
+    )
+    status, refused = await stage.ask("POST", f"/sessions/{far}/{what}", body)
+    assert (status, refused["code"]) == (502, "upstream_error")
+    assert "node far-node, where session far is, does not answer at https://127.0.0.1:9" in refused["message"]
     await stage.admin.delete(ForkNode, None, "far-node")
+    assert await stage.asked_for(Fork) == []
+
+
+async def test_another_nodes_session_is_read_and_deleted_without_its_agent(stage: Stage, far: str) -> None:
+    assert (await stage.ask("GET", f"/sessions/{far}"))[1]["node"] == "far-node"
+    assert [each["session_id"] for each in (await stage.ask("GET", "/sessions"))[1]] == [far]
+    assert (await stage.ask("DELETE", f"/sessions/{far}"))[0] == 200
 
 
 async def test_a_command_for_an_ended_session_is_told_how_it_ended(stage: Stage) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -84,3 +86,20 @@ async def _all_failed(forked: OperatorRig, message: str) -> None:
     assert point is not None
     assert point.status is ConditionStatus.FALSE
     assert (await forked.get(Session, "ended")).status.phase is SessionPhase.RELEASED
+    assert await _told_of_loss(forked) == [("Session", "root", message)]
+
+
+async def _told_of_loss(forked: OperatorRig) -> list[tuple[str, str, str]]:
+    """Kind, name and note of the Events about it, once there are any."""
+    path = f"/apis/events.k8s.io/v1/namespaces/{forked.namespace}/events"
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        items = json.loads(await forked.client.raw("GET", path))["items"]
+        told = [
+            (each["regarding"]["kind"], each["regarding"]["name"], each["note"])
+            for each in items
+            if each["reason"] == "NodeLost"
+        ]
+        if told or asyncio.get_running_loop().time() > deadline:
+            return told
+        await asyncio.sleep(0.05)

@@ -43,26 +43,26 @@ async def test_objects_may_come_in_any_order(rig: OperatorRig) -> None:
 
 
 async def test_a_root_without_room_says_so_once_and_goes_on_when_there_is_room(rig: OperatorRig) -> None:
-    await rig.add_node("n1", capacity_mib=1024, reserved_mib=896)
+    await rig.add_node("n1", capacity_mib=2048, reserved_mib=1920)
     await rig.add_template(memory="512Mi")
     async with rig.operator():
         await rig.add_session("s")
         waiting = await rig.until(Session, "s", lambda s: s.status.reason == Reason.UNSCHEDULED)
-        assert (
-            waiting.status.message
-            == "no node has 608 MiB free for a machine of 512 MiB; the largest has 128 MiB"
+        assert waiting.status.message == (
+            "no node has room: a machine of 512 MiB and the baseline of its template takes 1120 MiB, and "
+            "node n1, which comes closest, has 128 MiB free"
         )
         await asyncio.sleep(5)  # Two sweeps ask again, and have nothing new to say.
         again = await rig.get(Session, "s")
         assert again.metadata.resource_version == waiting.metadata.resource_version
-        status = ForkNodeStatus(ready=True, capacity_bytes=1024 * MIB, reserved_bytes=0, boot_id=boot_id())
+        status = ForkNodeStatus(ready=True, capacity_bytes=2048 * MIB, reserved_bytes=0, boot_id=boot_id())
         await rig.set_node("n1", status)
         await rig.until(Session, "s", placed)
 
 
 async def test_a_burst_of_roots_does_not_overfill_a_node_before_its_agent_counts(rig: OperatorRig) -> None:
-    await rig.add_node("n1", capacity_mib=4 * 352)
-    await rig.add_node("n2", capacity_mib=3 * 352 - 1)
+    await rig.add_node("n1", capacity_mib=256 + 4 * 352)  # The first session brings the baseline.
+    await rig.add_node("n2", capacity_mib=256 + 3 * 352 - 1)
     await rig.add_template(memory="256Mi")
     async with rig.operator():
         names = [f"s{number}" for number in range(8)]

@@ -30,7 +30,7 @@ async def node(rig: OperatorRig) -> AsyncIterator[str]:
     """One node and the template, with an operator at work."""
     await rig.add_node("n1", capacity_mib=65536)
     await rig.add_template()
-    async with rig.operator("--source-ready-seconds", "6"):
+    async with rig.operator():
         yield "n1"
 
 
@@ -110,7 +110,7 @@ async def test_a_fork_that_cannot_be_fails_with_one_sentence(
     rig: OperatorRig, source: str, uid: str | None, reason: Reason, message: str
 ) -> None:
     await _make_source(rig, source)
-    await rig.add_fork("f", session=source, uid=uid)
+    await rig.add_fork("f", session=source, uid=uid, timeout_seconds=6)
     fork = await rig.until(Fork, "f", settled)
     assert (fork.status.phase, fork.status.reason, fork.status.message) == (ForkPhase.FAILED, reason, message)
     assert fork.status.node is None

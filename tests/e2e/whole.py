@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from forktree_dev import provisioning
-from forktree_dev.system import System
+from forktree_dev.system import Node, System
 
 API = "forktree.dev/v1alpha1"
 SECONDS = 120.0
@@ -21,10 +21,12 @@ SECONDS = 120.0
 
 @dataclass(slots=True)
 class Whole:
-    """One user of one namespace."""
+    """One user of one namespace, who speaks to the agent of `node`."""
 
     system: System
+    node: Node
     namespace: str
+    token: str
     http: aiohttp.ClientSession
 
     @classmethod
@@ -34,14 +36,16 @@ class Whole:
         await kubectl.run("create", "rolebinding", "tester", "--clusterrole=edit",
                           f"--serviceaccount={namespace}:default", "-n", namespace)  # fmt: skip
         token = await provisioning.user_token(kubectl, "default", namespace=namespace)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(system.ca_path))),
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=aiohttp.ClientTimeout(total=SECONDS),
-        ) as http:
-            whole = cls(system, namespace, http)
+        async with _speaking_to(system.nodes[0], token) as http:
+            whole = cls(system, system.nodes[0], namespace, token, http)
             yield whole
             await kubectl.run("delete", "sessions,forks", "--all", "-n", namespace, timeout_seconds=SECONDS)
+
+    @asynccontextmanager
+    async def at(self, node: Node) -> AsyncGenerator[Whole]:
+        """The same user, who speaks to another node's agent."""
+        async with _speaking_to(node, self.token) as http:
+            yield Whole(self.system, node, self.namespace, self.token, http)
 
     async def template(self, name: str = "tiny", **spec: object) -> None:
         await self.apply(
@@ -101,8 +105,12 @@ class Whole:
         return await self.system.kubectl.run(*arguments, "-n", self.namespace, timeout_seconds=SECONDS + 10)
 
     async def post(self, path: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
-        url = f"{self.system.url}/ns/{self.namespace}/v1/{path}"
+        url = f"{self.node.url}/ns/{self.namespace}/v1/{path}"
         async with self.http.post(url, json=body) as answer:
+            return answer.status, await answer.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(f"{self.node.url}/ns/{self.namespace}/v1/{path}") as answer:
             return answer.status, await answer.json()
 
     async def sh(self, session: str, script: str) -> str:
@@ -114,9 +122,9 @@ class Whole:
         return stdout
 
     def machines(self) -> set[int]:
-        """Process ids of all QEMUs that this system's keeper has."""
-        assert self.system.keeper.pid is not None
-        return children_of(self.system.keeper.pid)
+        """Process ids of all QEMUs that the node's keeper has."""
+        assert self.node.keeper.pid is not None
+        return children_of(self.node.keeper.pid)
 
     async def machines_are(self, expected: set[int]) -> None:
         """Wait until exactly these machines run."""
@@ -124,18 +132,34 @@ class Whole:
 
     async def crash_agent(self) -> None:
         """`kill -9` the agent, start another, and wait until that one answers."""
-        await self.system.agent.kill()
-        self.system.agent.start()
+        await self.node.agent.kill()
+        await self.revive_agent()
+
+    async def revive_agent(self) -> None:
+        """Start the agent, and wait until it answers."""
+        self.node.agent.start()
+        await self.answered()
+
+    async def answered(self) -> None:
+        """Wait until the agent answers."""
         async with asyncio.timeout(SECONDS):
             while not await self._answers():  # noqa: ASYNC110  # Nothing announces a server to a stranger.
                 await asyncio.sleep(0.1)
 
     async def _answers(self) -> bool:
         try:
-            async with self.http.get(f"{self.system.url}/v1/health") as answer:
+            async with self.http.get(f"{self.node.url}/v1/health") as answer:
                 return answer.status == 200
         except aiohttp.ClientError:
             return False
+
+
+def _speaking_to(node: Node, token: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(node.ca_path))),
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=aiohttp.ClientTimeout(total=SECONDS),
+    )
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -114,7 +114,9 @@ def lineage(depth: int = 0) -> Lineage:
     )
 
 
-def root_record(*, started: bool = True, depth: int = 0, lost: str | None = None) -> SessionRecord:
+def root_record(
+    *, started: bool = True, depth: int = 0, lost: str | None = None, expired: str | None = None
+) -> SessionRecord:
     return SessionRecord(
         owner=root_owner(ROOT),
         uid=ROOT,
@@ -124,6 +126,7 @@ def root_record(*, started: bool = True, depth: int = 0, lost: str | None = None
         start=start() if started else None,
         seen_at=1.0,
         lost=lost,
+        expired=expired,
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from forktree.models import Level, Mode
 from forktree_agent.engine.contract import (
+    NO_HOOKS,
     Adoption,
     AtCapacity,
     Baseline,
@@ -22,13 +23,16 @@ from forktree_agent.engine.contract import (
     ChildOrder,
     Command,
     EngineError,
+    ExecNotFound,
     ExecResult,
     ForkClocks,
     ForkResult,
+    Hooks,
     Machine,
     MachineExit,
     MachineGone,
     MachineId,
+    MachinePaused,
     MemoryLimit,
     Owner,
     ParentLost,
@@ -53,6 +57,14 @@ class FakeHost:
     baselines: dict[BaselineId, Baseline] = field(default_factory=dict[BaselineId, Baseline])
     orders: list[ChildOrder] = field(default_factory=list[ChildOrder])
     """Every machine that was ever started, in order."""
+    ran: list[tuple[Owner, tuple[str, ...]]] = field(default_factory=list[tuple[Owner, tuple[str, ...]]])
+    """Every command that was ever started, in order."""
+    hooks: list[Hooks] = field(default_factory=list[Hooks])
+    """Those of every fork and branch, in order."""
+    execs: dict[MachineId, dict[str, ExecResult]] = field(
+        default_factory=dict[MachineId, dict[str, ExecResult]]
+    )
+    """Commands that can be attached to, all of them ended."""
     exits: list[MachineExit] = field(default_factory=list[MachineExit])
     """Of machines that ended while no agent ran."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -60,6 +72,10 @@ class FakeHost:
 
 def _no_hook(_: str) -> None:
     return
+
+
+async def _nothing_said(_: Owner, __: Command) -> ExecResult:
+    return ExecResult(stdout=b"", stderr=b"", exit_code=0, timed_out=False, truncated=False)
 
 
 class FakeEngine:
@@ -72,9 +88,13 @@ class FakeEngine:
         self.capacity = capacity
         """Machines that fit."""
         self.hook = hook
+        self.commands: Callable[[Owner, Command], Awaitable[ExecResult]] = _nothing_said
+        """What comes of a command, by its machine's owner."""
         self.bake_error: EngineError | None = None
         self.fork_error: Exception | None = None
         self.bakes = 0
+        self.shapes: list[Shape] = []
+        """Of every bake that was asked for."""
         self.go_on = asyncio.Event()
         """Cleared, forks and bakes wait in their midst."""
         self.go_on.set()
@@ -102,6 +122,7 @@ class FakeEngine:
         )
 
     async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
+        self.shapes.append(shape)
         self.hook("bake")
         await self._pause()
         if self.bake_error is not None:
@@ -125,8 +146,10 @@ class FakeEngine:
         orders: Sequence[ChildOrder],
         limits: TreeLimits,
         *,
+        hooks: Hooks = NO_HOOKS,
         deadline: float,
     ) -> ForkResult:
+        self.host.hooks.append(hooks)
         source = self._running(parent)
         self._admit(orders, limits)
         self.hook("fork")
@@ -142,8 +165,15 @@ class FakeEngine:
         )
 
     async def branch(
-        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+        self,
+        point: PointId,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        hooks: Hooks = NO_HOOKS,
+        deadline: float,
     ) -> ForkResult:
+        self.host.hooks.append(hooks)
         self._held(point)
         self._admit(orders, limits)
         self.hook("branch")
@@ -157,9 +187,33 @@ class FakeEngine:
         )
 
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
-        if machine not in self.host.machines:
-            raise MachineGone(f"machine {machine} does not run")
-        return ExecResult(stdout=b"", stderr=b"", exit_code=0, timed_out=False, truncated=False)
+        owner = self._there(machine).owner
+        if self._there(machine).paused:
+            raise MachinePaused(f"machine {machine} is paused")
+        self.hook("exec")
+        self.host.ran.append((owner, command.argv))
+        result = await self.commands(owner, command)
+        self.hook("execed")
+        return result
+
+    def execs(self, machine: MachineId) -> tuple[str, ...]:
+        self._there(machine)
+        return tuple(self.host.execs.get(machine, {}))
+
+    async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        self._there(machine)
+        try:
+            return self.host.execs[machine][exec_id]
+        except KeyError:
+            raise ExecNotFound(f"machine {machine} knows of no command {exec_id}") from None
+
+    async def pause(self, machine: MachineId, *, deadline: float) -> None:
+        self.hook("pause")
+        self.host.machines[machine] = replace(self._there(machine), paused=True)
+
+    async def resume(self, machine: MachineId, *, deadline: float) -> None:
+        self.hook("resume")
+        self.host.machines[machine] = replace(self._there(machine), paused=False)
 
     async def release(self, machine: MachineId) -> None:
         self.hook("release")
@@ -214,6 +268,12 @@ class FakeEngine:
             and (of_tree + len(orders)) * MACHINE_BYTES * 1_000_000 > limits.memory_bytes
         ):
             raise MemoryLimit(f"the tree may take {limits.memory_bytes} bytes")
+
+    def _there(self, machine: MachineId) -> Machine:
+        try:
+            return self.host.machines[machine]
+        except KeyError:
+            raise MachineGone(f"machine {machine} does not run") from None
 
     def _running(self, parent: MachineId) -> Machine:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forktree.models import ForkPhase, ForkStatus, OwnerReference, Reason, SessionPhase, SessionStatus, Uid
@@ -114,6 +116,13 @@ def live(
         machine=machine_of(session) if runs else None,
         doomed=doomed,
     )
+
+
+def test_a_session_that_is_just_expiring_is_not_forked_any_more() -> None:
+    source = replace(live(), record=root_record(expired="idle"))
+    answer = begin(fork(), source, NODE)
+    assert isinstance(answer, Refuse)
+    assert answer.reason is Reason.SOURCE_GONE
 
 
 def earlier(

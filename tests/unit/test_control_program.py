@@ -74,7 +74,12 @@ def facts(*, passed: bool) -> NodeFacts:
         fork_ms=2.0,
     )
     return NodeFacts(
-        capability=capability, probed_at=NOW, boot_id="boot", version="0", endpoint="https://here"
+        capability=capability,
+        probed_at=NOW,
+        boot_id="boot",
+        version="0",
+        endpoint="https://here",
+        ca_bundle="a certificate",
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from forktree.models import ForkPhase, ForkStatus, Level, Mode, Reason, SessionPhase, SessionStatus
 from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.reasons import WrongStep
+from forktree_agent.control.branch_records import Verdict
 from forktree_agent.control.statuses import (
     ChildSeen,
     fork_fails,
@@ -34,9 +36,17 @@ def test_the_same_facts_give_the_same_status_at_any_time() -> None:
     first = session_runs(child(), NODE, child_record(), now=NOW)
     later = session_runs(child(first), NODE, child_record(), now=NOW + timedelta(hours=1))
     assert later == first
-    runs = fork_runs(fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW)
+    runs = fork_runs(
+        fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, complete=False, now=NOW
+    )
     again = fork_runs(
-        fork(runs), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW + timedelta(hours=1)
+        fork(runs),
+        fork_record(),
+        [RUNNING] * 2,
+        node=NODE,
+        point_held=True,
+        complete=False,
+        now=NOW + timedelta(hours=1),
     )
     assert again == runs
     # Also after a way through the API server and back.
@@ -62,7 +72,13 @@ def test_a_final_phase_is_final() -> None:
         session_waits(failed, NODE, phase=SessionPhase.STARTING, reason=Reason.BAKING, message="", now=NOW)
     with pytest.raises(WrongStep):
         fork_runs(
-            fork(ForkStatus(phase=ForkPhase.FAILED)), fork_record(), [], node=NODE, point_held=True, now=NOW
+            fork(ForkStatus(phase=ForkPhase.FAILED)),
+            fork_record(),
+            [],
+            node=NODE,
+            point_held=True,
+            complete=False,
+            now=NOW,
         )
 
 
@@ -71,7 +87,7 @@ def test_a_fork_counts_its_children_and_its_conditions_do_not_go_back() -> None:
         ChildSeen(phase=SessionPhase.RELEASED, recorded=True),
         ChildSeen(phase=SessionPhase.FAILED, recorded=False, reason=Reason.INVALID, refusal="quota"),
     ]
-    status = fork_runs(fork(), fork_record(), children, node=NODE, point_held=True, now=NOW)
+    status = fork_runs(fork(), fork_record(), children, node=NODE, point_held=True, complete=False, now=NOW)
     assert (status.replicas, status.ready_replicas, status.recorded) == (2, 0, 1)
     assert holds(status.conditions, ConditionType.READY)
     assert "child 1" in (status.message or "")
@@ -80,7 +96,9 @@ def test_a_fork_counts_its_children_and_its_conditions_do_not_go_back() -> None:
 
 
 def test_a_lost_instant_is_all_that_a_forgotten_fork_loses() -> None:
-    status = fork_runs(fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, now=NOW)
+    status = fork_runs(
+        fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, complete=False, now=NOW
+    )
     outlived = fork_outlived(fork(status), NOW)
     assert not holds(outlived.conditions, ConditionType.POINT_AVAILABLE)
     assert holds(outlived.conditions, ConditionType.FORKED)
@@ -94,3 +112,58 @@ def test_a_failed_fork_says_so_in_every_condition() -> None:
         condition = find(status.conditions, kind)
         assert condition is not None
         assert condition.reason == Reason.FORK_FAILED
+
+
+def test_a_fork_says_which_child_is_best_and_why_others_are_not_judged() -> None:
+    children = [
+        ChildSeen(phase=SessionPhase.RUNNING, recorded=True, score=1.0, exit_code=0),
+        ChildSeen(phase=SessionPhase.RUNNING, recorded=True, reason=Reason.NO_SCORE, unscored="it said no"),
+    ]
+    record = msgspec.structs.replace(fork_record(), seeds=("s0", "s1"))
+    runs = fork_runs(fork(), record, children, node=NODE, point_held=True, complete=False, now=NOW)
+    assert (runs.phase, runs.best_score, runs.message) == (ForkPhase.RUNNING, 1.0, "child 1: it said no")
+    assert runs.best == runs.children[0].name
+    assert [(each.seed, each.score, each.exit_code) for each in runs.children] == [
+        ("s0", 1.0, 0),
+        ("s1", None, None),
+    ]
+    complete = find(runs.conditions, ConditionType.COMPLETE)
+    assert complete is not None
+    assert complete.reason == "BranchesRun"
+
+
+def test_who_lost_is_never_the_best_whatever_score_it_has_later() -> None:
+    children = [
+        ChildSeen(phase=SessionPhase.RUNNING, recorded=True, score=1.0),
+        ChildSeen(phase=SessionPhase.RELEASED, recorded=True, score=9.0),
+    ]
+    verdict = Verdict(losers=(1,), lost=(), pruned=True)
+    record = msgspec.structs.replace(fork_record(), verdict=verdict)
+    runs = fork(fork_runs(fork(), record, children, node=NODE, point_held=True, complete=False, now=NOW))
+    done = fork_runs(runs, record, children, node=NODE, point_held=True, complete=True, now=NOW)
+    assert (done.phase, done.best_score) == (ForkPhase.COMPLETE, 1.0)
+    assert holds(done.conditions, ConditionType.COMPLETE)
+
+
+def test_a_complete_fork_stays_so_and_its_instant_can_still_be_let_go() -> None:
+    children = [ChildSeen(phase=SessionPhase.RELEASED, recorded=True)] * 2
+    record = fork_record()
+    first = fork_runs(fork(), record, children, node=NODE, point_held=True, complete=False, now=NOW)
+    done = fork_runs(fork(first), record, children, node=NODE, point_held=True, complete=True, now=NOW)
+    dropped = msgspec.structs.replace(record, point_dropped=True)
+    # A restarted agent may not know yet that all is done.
+    later = fork_runs(fork(done), dropped, children, node=NODE, point_held=False, complete=False, now=NOW)
+    assert later.phase is ForkPhase.COMPLETE
+    point = find(later.conditions, ConditionType.POINT_AVAILABLE)
+    assert point is not None
+    assert point.reason == "NoChildren"
+
+
+def test_many_troubles_fit_into_one_status() -> None:
+    children = [ChildSeen(phase=SessionPhase.RUNNING, recorded=True, unscored="x" * 300) for _ in range(200)]
+    runs = fork_runs(
+        fork(), fork_record(children=200), children, node=NODE, point_held=True, complete=False, now=NOW
+    )
+    assert runs.message is not None
+    assert len(runs.message) < 1100
+    assert runs.message.endswith("and 192 more")

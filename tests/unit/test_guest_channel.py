@@ -100,15 +100,15 @@ async def test_the_first_byte_ends_whatever_line_was_cut_before_us(ends: tuple[G
 async def test_boot_is_noticed_before_and_after_somebody_waits(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
     waiting = asyncio.create_task(channel.wait_booted(deadline=soon()), name="wait")
-    await peer.send({"type": "booted", "protocol": 1})
+    await peer.send({"type": "booted", "protocol": 2})
     await waiting
     await channel.wait_booted(deadline=soon())
 
 
 async def test_another_protocol_is_an_error_that_names_both(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
-    await peer.send({"type": "booted", "protocol": 2})
-    with pytest.raises(GuestError, match=r"protocol 2.* speaks 1"):
+    await peer.send({"type": "booted", "protocol": 1})
+    with pytest.raises(GuestError, match=r"protocol 1.* speaks 2"):
         await channel.wait_booted(deadline=soon())
 
 
@@ -116,7 +116,7 @@ async def test_a_waiter_that_gives_up_leaves_the_answer_to_the_next(ends: tuple[
     channel, peer = ends
     with pytest.raises(DeadlineExceeded, match="m1 did not boot"):
         await channel.wait_booted(deadline=soon(0.01))
-    await peer.send({"type": "booted", "protocol": 1})
+    await peer.send({"type": "booted", "protocol": 2})
     await channel.wait_booted(deadline=soon())
 
 
@@ -339,7 +339,7 @@ async def test_a_flood_of_valid_frames_that_nobody_asked_for_does_no_harm(
     stray = {"generation": OTHER, "id": "x"}
     for _ in range(200):
         await peer.send(
-            {"type": "booted", "protocol": 1},
+            {"type": "booted", "protocol": 2},
             {"type": "started", "pid": None},
             {"type": "identified", "generation": OTHER},
             output(stray, b"x" * 1000),

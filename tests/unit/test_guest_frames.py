@@ -41,6 +41,9 @@ REQUESTS: list[frames.Request] = [
     ),
     frames.Cancel(id="a1"),
     frames.Ping(nonce="n1"),
+    frames.ListExecs(),
+    frames.SetClock(unix_ns=1767225600123456789),
+    frames.HttpGet(nonce="n2", port=8000, path="/ready?deep=1", timeout_ms=5000),
 ]
 REPORTS: list[frames.Report] = [
     frames.Booted(protocol=frames.PROTOCOL),
@@ -59,6 +62,9 @@ REPORTS: list[frames.Report] = [
     ),
     frames.WorkloadExit(generation=NIL, code=137, signal=9),
     frames.Pong(nonce="n1"),
+    frames.Running(generation=GENERATION, ids=("a1", "a2")),
+    frames.HttpStatus(nonce="n2", status=200, message=None),
+    frames.HttpStatus(nonce="n2", status=None, message="refused"),
 ]
 
 

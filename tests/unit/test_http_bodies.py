@@ -46,6 +46,8 @@ def refused(model: type[Request], body: object) -> tuple[Code, str]:
         (Exec, {"command": "ls", "timeout_seconds": 3601}, "`timeout_seconds`: input should be less than"),
         (Exec, {"command": "ls", "timeout_seconds": 0}, "`timeout_seconds`: input should be greater than 0"),
         (Exec, {"command": "ls", "env": {"A=B": "c"}}, "`env` names must be non-empty"),
+        (Exec, {"command": "ls", "id": "a/b"}, "`id`: string should match pattern"),
+        (Exec, {"command": "ls", "id": "trailing\n"}, "`id`: string should match pattern"),
         (CreateSession, [], "the body must be a JSON object"),
         (CreateSession, {"template_id": "t", "name": "Upper"}, "`name` must be a DNS label"),
         (CreateSession, {"template_id": "t", "name": "a" * 64}, "at most 63 characters"),

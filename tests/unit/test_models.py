@@ -62,7 +62,7 @@ def test_manifest_has_what_creates_the_object_and_no_status() -> None:
         "apiVersion": "forktree.dev/v1alpha1",
         "kind": "Session",
         "metadata": {"name": "s", "namespace": "n", "labels": {"a": "b"}},
-        "spec": {"templateRef": {"name": "t"}},
+        "spec": {"templateRef": {"name": "t"}, "env": [], "state": "Running", "rewards": {}},
     }
 
 

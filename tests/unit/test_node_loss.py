@@ -15,6 +15,7 @@ from forktree_operator.decide.agents import AgentState, agent_state
 from forktree_operator.decide.node_loss import (
     Doubt,
     Fail,
+    LosePoint,
     NodeFacts,
     Verdict,
     for_fork,
@@ -22,6 +23,7 @@ from forktree_operator.decide.node_loss import (
     sentence,
     verdict,
 )
+from forktree_operator.patches import lose_point
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -107,8 +109,29 @@ def test_a_fork_fails_with_its_node_but_not_with_its_agent(phase: ForkPhase, rea
         spec=ForkSpec(source=ForkSource(session=SourceRef(name="s"))),
         status=ForkStatus(phase=phase, node="n1"),
     )
-    lost = reached is Verdict.NODE_LOST and phase is not ForkPhase.FAILED
+    lost = reached is Verdict.NODE_LOST and not phase.terminal
     assert for_fork(fork, reached) == (Fail() if lost else None)
+
+
+def test_a_complete_fork_loses_its_instant_with_its_node_and_nothing_else() -> None:
+    held = Condition(
+        type=ConditionType.POINT_AVAILABLE,
+        status=ConditionStatus.TRUE,
+        reason="Held",
+        last_transition_time=NOW,
+    )
+    fork = Fork(
+        metadata=ObjectMeta(name="f", namespace="ns"),
+        spec=ForkSpec(source=ForkSource(session=SourceRef(name="s"))),
+        status=ForkStatus(phase=ForkPhase.COMPLETE, node="n1", conditions=(held,)),
+    )
+    assert for_fork(fork, Verdict.AGENT_LOST) is None
+    assert for_fork(fork, Verdict.NODE_LOST) == LosePoint()
+    status = lose_point(fork, "gone", NOW)["status"]
+    assert isinstance(status, dict)
+    assert set(status) == {"conditions", "observedGeneration"}
+    (lost,) = ForkStatus.model_validate(status).conditions
+    assert (lost.status, lost.reason) == (ConditionStatus.FALSE, "NodeLost")
 
 
 def test_each_verdict_has_its_sentence() -> None:

@@ -65,6 +65,23 @@ def test_a_promise_can_be_withdrawn_and_ends_by_itself() -> None:
     assert free(known, 1.1 + PROMISE_SECONDS) == 1000
 
 
+def test_the_promises_of_a_first_session_are_paid_as_its_agent_bakes_and_starts_it() -> None:
+    known = nodes(fork_node(0, version=1))
+    known.promise("n1", Uid("template"), 200, 1.0)
+    known.promise("n1", Uid("a"), 300, 1.0)
+    known.promise("n1", Uid("b"), 300, 1.0)
+    (room,) = known.rooms(1.0)
+    assert room.promised == {"template", "a", "b"}
+    for version, (counted, left) in enumerate([(300, 100), (200, 200), (500, 200), (800, 200)], 2):
+        # The machine that boots takes more than the baseline it becomes; nobody else may have the difference.
+        known.observe(fork_node(counted, version=version))
+        assert free(known) == left
+    known.promise("n1", Uid("c"), 100, 2.0)
+    known.promise("n1", Uid("d"), 100, 2.0)
+    known.withdraw("n1", Uid("c"), Uid("d"))
+    assert free(known) == 200
+
+
 def test_an_event_from_behind_changes_nothing() -> None:
     known = nodes(fork_node(0, version=1))
     known.promise("n1", Uid("a"), 300, 1.0)

@@ -79,6 +79,7 @@ def test_a_failed_fork_keeps_what_once_was_true() -> None:
         ConditionType.FORKED: (ConditionStatus.TRUE, BEFORE),
         ConditionType.POINT_AVAILABLE: (ConditionStatus.FALSE, NOW),
         ConditionType.READY: (ConditionStatus.FALSE, NOW),
+        ConditionType.COMPLETE: (ConditionStatus.FALSE, NOW),
     }
 
 

@@ -22,14 +22,15 @@ from forktree.models.reasons import (
 Phase = TypeVar("Phase", bound=StrEnum)
 
 SESSION_ALLOWED = {
-    "Pending": {"Starting", "Running", "Failed", "Released"},
-    "Starting": {"Running", "Failed", "Released"},
-    "Running": {"Failed", "Released"},
+    "Pending": {"Starting", "Running", "Paused", "Failed", "Released"},
+    "Starting": {"Running", "Paused", "Failed", "Released"},
+    "Running": {"Paused", "Failed", "Released"},
+    "Paused": {"Running", "Failed", "Released"},
 }
 FORK_ALLOWED = {
     "Pending": {"Forking", "Running", "Failed"},
     "Forking": {"Running", "Failed"},
-    "Running": {"Failed"},
+    "Running": {"Complete", "Failed"},
 }
 BAKE_ALLOWED = {"Baking": {"Ready", "Failed"}, "Ready": {"Baking"}, "Failed": {"Baking"}}
 
@@ -64,4 +65,4 @@ def check_step(
 
 def test_terminal_phases_are_those_that_nothing_follows() -> None:
     assert [phase for phase in SessionPhase if phase.terminal] == [SessionPhase.FAILED, SessionPhase.RELEASED]
-    assert [phase for phase in ForkPhase if phase.terminal] == [ForkPhase.FAILED]
+    assert [phase for phase in ForkPhase if phase.terminal] == [ForkPhase.COMPLETE, ForkPhase.FAILED]

@@ -21,6 +21,7 @@ from forktree_operator.decide.actions import Action, Ignore, Place, Wait
 from forktree_operator.decide.placement import NodeRoom, needed, place
 
 MIB = 1 << 20
+TEMPLATE = "uid-of-tiny"
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
@@ -45,32 +46,50 @@ def child() -> Session:
 
 def template(memory: str = "512Mi", **bakes: BakePhase) -> SessionTemplate:
     return SessionTemplate(
-        metadata=ObjectMeta(name="tiny", namespace="ns"),
+        metadata=ObjectMeta(name="tiny", namespace="ns", uid=Uid(TEMPLATE)),
         spec=SessionTemplateSpec(image="builtin:tiny", machine=Machine(memory=memory)),
         status=SessionTemplateStatus(nodes=tuple(BakedNode(node=n, phase=p) for n, p in bakes.items())),
     )
 
 
-def room(name: str, free_mib: float, *, usable: bool = True) -> NodeRoom:
-    return NodeRoom(name=name, usable=usable, free_bytes=int(free_mib * MIB))
+def room(name: str, free_mib: float, *, usable: bool = True, expects: str = "") -> NodeRoom:
+    promised = frozenset({Uid(expects)}) if expects else frozenset[Uid]()
+    return NodeRoom(name=name, usable=usable, free_bytes=int(free_mib * MIB), promised=promised)
 
 
-def no_room(needed_mib: int, machine_mib: int, largest_mib: int) -> Wait:
-    wanted = f"{needed_mib} MiB free for a machine of {machine_mib} MiB"
-    return Wait(Reason.UNSCHEDULED, f"no node has {wanted}; the largest has {largest_mib} MiB")
+def no_room(what: str, needed_mib: int, node: str, free_mib: int) -> Wait:
+    return Wait(
+        Reason.UNSCHEDULED,
+        f"no node has room: {what} takes {needed_mib} MiB, and node {node}, which comes closest, has "
+        f"{free_mib} MiB free",
+    )
+
+
+MACHINE = "a machine of 512 MiB"
+FIRST = "a machine of 512 MiB and the baseline of its template"
+BAKED = template(a=BakePhase.READY, b=BakePhase.READY)
 
 
 @pytest.mark.parametrize(
     ("made_from", "nodes", "expected"),
     [
-        pytest.param(template(), [room("a", 700), room("b", 900)], Place("b"), id="most room"),
-        pytest.param(template(), [room("b", 900), room("a", 900)], Place("a"), id="equal room goes by name"),
-        pytest.param(template(), [room("a", 608), room("b", 607.9)], Place("a"), id="just fits"),
+        pytest.param(BAKED, [room("a", 700), room("b", 900)], Place("b"), id="most room"),
+        pytest.param(BAKED, [room("b", 900), room("a", 900)], Place("a"), id="equal room goes by name"),
+        pytest.param(BAKED, [room("a", 608), room("b", 607.9)], Place("a"), id="just fits"),
         pytest.param(
-            template(a=BakePhase.READY), [room("a", 700), room("b", 900)], Place("a"), id="baked beats room"
+            template(a=BakePhase.READY), [room("a", 700), room("b", 1900)], Place("a"), id="baked beats room"
         ),
         pytest.param(
-            template(a=BakePhase.READY), [room("a", 100), room("b", 900)], Place("b"), id="baked but full"
+            template(a=BakePhase.READY), [room("a", 607), room("b", 1120)], Place("b"), id="baked but full"
+        ),
+        pytest.param(
+            template(), [room("a", 1120), room("b", 1119)], Place("a"), id="the first brings the baseline"
+        ),
+        pytest.param(
+            template(), [room("a", 608, expects=TEMPLATE)], Place("a"), id="unless that is promised already"
+        ),
+        pytest.param(
+            template(a=BakePhase.BAKING), [room("a", 608)], Place("a"), id="or being made and so counted"
         ),
         pytest.param(
             template(a=BakePhase.BAKING, b=BakePhase.FAILED),
@@ -82,37 +101,28 @@ def no_room(needed_mib: int, machine_mib: int, largest_mib: int) -> Wait:
             template(a=BakePhase.FAILED), [room("a", 700)], Place("a"), id="even a failed bake, if alone"
         ),
         pytest.param(
-            template(), [room("a", 900, usable=False), room("b", 700)], Place("b"), id="unusable has no room"
+            BAKED, [room("a", 900, usable=False), room("b", 700)], Place("b"), id="unusable has no room"
         ),
+        pytest.param(BAKED, [room("a", 128), room("b", 64.5)], no_room(MACHINE, 608, "a", 128), id="no room"),
         pytest.param(
-            template(),
-            [room("a", 128), room("b", 64.5)],
-            Wait(
-                Reason.UNSCHEDULED,
-                "no node has 608 MiB free for a machine of 512 MiB; the largest has 128 MiB",
-            ),
-            id="no room",
+            template(a=BakePhase.READY),
+            [room("a", 600), room("b", 700)],
+            no_room(MACHINE, 608, "a", 600),
+            id="closest is who lacks least, not who has most",
         ),
+        pytest.param(template(), [room("a", 1000)], no_room(FIRST, 1120, "a", 1000), id="no room to bake"),
         pytest.param(
-            template(memory="512.5Mi"),
+            template(memory="512.5Mi", a=BakePhase.READY),
             [room("a", 608.4)],
-            Wait(
-                Reason.UNSCHEDULED,
-                "no node has 609 MiB free for a machine of 513 MiB; the largest has 608 MiB",
-            ),
+            no_room("a machine of 513 MiB", 609, "a", 608),
             id="rounding never contradicts itself",
         ),
         pytest.param(
-            template(),
-            [room("a", -64)],
-            Wait(
-                Reason.UNSCHEDULED, "no node has 608 MiB free for a machine of 512 MiB; the largest has 0 MiB"
-            ),
-            id="promised more than there is",
+            BAKED, [room("a", -64)], no_room(MACHINE, 608, "a", 0), id="promised more than there is"
         ),
-        pytest.param(template(), [], Wait(Reason.UNSCHEDULED, "no ready node"), id="no node"),
+        pytest.param(BAKED, [], Wait(Reason.UNSCHEDULED, "no ready node"), id="no node"),
         pytest.param(
-            template(),
+            BAKED,
             [room("a", 900, usable=False)],
             Wait(Reason.UNSCHEDULED, "no ready node"),
             id="none usable",

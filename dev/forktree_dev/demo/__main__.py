@@ -20,7 +20,7 @@ from rich.markup import escape
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree_dev import provisioning
-from forktree_dev.demo import growing, manifests, pruning
+from forktree_dev.demo import growing, manifests, pruning, searching
 from forktree_dev.demo.history import Contradiction
 from forktree_dev.demo.http import Commands, Refused
 from forktree_dev.demo.leftovers import Search
@@ -37,7 +37,7 @@ _MEMORY_LIMIT_BYTES = 16 << 30
 _EXPECTED = (DemoFailed, Contradiction, Refused, KubectlFailed, ProcessFailed, TimeoutError)
 """These say all there is to say in one sentence."""
 
-_STEPS = 4 + growing.STEPS + pruning.STEPS
+_STEPS = 4 + growing.STEPS + searching.STEPS + pruning.STEPS
 
 
 async def play(state_dir: Path, narrator: Narrator, report: Report) -> None:
@@ -80,6 +80,8 @@ async def _perform(system: System, narrator: Narrator, report: Report) -> int:
     ):
         stage = Stage(system=system, cluster=cluster, commands=commands, narrator=narrator, report=report)
         await growing.grow(stage)
+        await searching.search(stage)
+        report.state_equal = True  # Both raise at the first state that is not what it must be.
         await pruning.prune(stage)
     return (await cluster_before.found(system.name)).counts["objects"]
 
@@ -111,7 +113,7 @@ def main() -> int:
         report.write(Path(out))
     if failure is not None:
         console.print(f"[bold red]The demo failed:[/] {escape(failure)}", highlight=False, soft_wrap=True)
-        console.print(f"Logs: {state_dir}/logs and {state_dir}/control-plane/logs", soft_wrap=True)
+        console.print(f"Logs: in the folders `logs` below {state_dir}", soft_wrap=True)
         return 1
     shutil.rmtree(state_dir)
     console.print("[bold green]Every child went on from its parent's instant, and nothing is left.[/]")

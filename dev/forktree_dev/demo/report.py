@@ -29,7 +29,7 @@ class ForkClocks:
         return cls(
             name=fork.metadata.name,
             depth=status.depth,
-            children=status.ready_replicas or 0,
+            children=status.replicas or 0,  # Of those that are ready, some may be pruned by now.
             mode=status.mode,
             pauseMs=status.pause_ms,
             forkMs=status.fork_ms,
@@ -44,7 +44,10 @@ class Report:
 
     forks: list[ForkClocks] = field(default_factory=list[ForkClocks])
     state_equal: bool = False
-    """Every child that was looked into went on from its parent's instant, and no parent noticed."""
+    """Every child that was looked into went on from its parent's instant, and no parent noticed; and the
+    search's winner, a fork of it, and a replay of its actions are alike."""
+    replay_seconds: float | None = None
+    """From asking for a clean start until the search's winning state was reached by replaying its actions."""
     leftovers: dict[str, int | None] | None = None
     """How many of each kind were found after the end. None: nobody looked."""
 
@@ -58,6 +61,7 @@ class Report:
         body = {
             "forks": [asdict(fork) for fork in self.forks],
             "stateEqual": self.state_equal,
+            "replaySeconds": self.replay_seconds,
             "leftovers": self.leftovers,
         }
         (folder / "demo.json").write_text(json.dumps(body, indent=2) + "\n")

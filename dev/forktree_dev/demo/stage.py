@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from forktree.kube.client import KubeClient
 from forktree.kube.watching import Changed, Deleted, Listed, watch
-from forktree.models import Fork, Session
+from forktree.models import Fork, ForkPhase, Session, SessionPhase
 from forktree_dev.demo.history import State
 from forktree_dev.demo.http import Commands
 from forktree_dev.demo.manifests import NAMESPACE, Manifest
@@ -24,6 +24,10 @@ Kind = TypeVar("Kind", Session, Fork)
 
 WAIT_SECONDS = 180.0
 """For any one thing. Baking takes longest: about 20 s without KVM, more on a loaded machine."""
+
+
+_OVER = frozenset({SessionPhase.FAILED, SessionPhase.RELEASED, ForkPhase.FAILED})
+"""Phases in which nothing can come true any more. A fork that is complete has just become what it can be."""
 
 
 class DemoFailed(Exception):
@@ -42,7 +46,11 @@ class Stage:
 
     async def apply(self, manifest: Manifest) -> None:
         """`kubectl apply`, as a user types it."""
-        await self.system.kubectl.run("apply", "-f", "-", stdin=json.dumps(manifest))
+        await self.apply_text(json.dumps(manifest))
+
+    async def apply_text(self, text: str) -> None:
+        """The same with YAML, in the demo's namespace unless it says another."""
+        await self.system.kubectl.run("apply", "-f", "-", f"--namespace={NAMESPACE}", stdin=text)
 
     async def until(self, kind: type[Kind], name: str, there: Callable[[Kind], bool]) -> Kind:
         """The object once `there` holds for it. Raises `DemoFailed` when it fails, goes or takes too long."""
@@ -61,7 +69,7 @@ class Stage:
                                 seen = obj
                             case Deleted():
                                 raise DemoFailed(f"{kind.resource.kind} {name} was deleted")
-                        if seen is not None and seen.status.phase.terminal:
+                        if seen is not None and seen.status.phase in _OVER:
                             raise DemoFailed(f"{kind.resource.kind} {name}: {_why(seen)}")
                         if seen is not None and there(seen):
                             return seen

@@ -15,6 +15,7 @@ from forktree_dev.images.kernel import kernel
 IMAGES: Mapping[str, Callable[[], Path]] = {
     "tiny": root_file_systems.tiny,
     "python": root_file_systems.python,
+    "gym": root_file_systems.gym,
 }
 """What can be made, by the name that templates use for it (`builtin:NAME`)."""
 

@@ -1,20 +1,29 @@
-"""Root file systems: folders made from Debian packages, packed as read-only erofs images."""
+"""Root file systems: folders made from Debian packages and wheels, packed as read-only erofs images."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from forktree_dev import cache
 from forktree_dev.images import debian
+from forktree_dev.images import gym as guest
 
 _SUITE = "bookworm"
 _PYTHON_PACKAGES = ("python3", "python3-numpy")
+_GYM_PACKAGES = ("python3", "libstdc++6")
+"""NumPy's wheel brings all its libraries but the C++ one."""
+_GYM_LIBRARIES = "usr/local/lib/python3.11/dist-packages"
+"""Where Debian's Python looks for what does not come from Debian."""
+_GYM_PLATFORM = ("--python-version=3.11", "--implementation=cp", "--platform=manylinux_2_28_x86_64")
+_GYM_NEEDLESS = ("**/tests", "**/include", "**/*.pyi", "**/*.pxd", "bin", "numpy/f2py", "numpy/distutils")
+"""In the libraries: what is for building against them and for testing them."""
 _EPOCH = "1767225600"
 """What the time of every file is, seconds since 1970, so that equal input gives equal bytes."""
 _UUID = "7f0c2a52-6c2f-4f0e-9d6c-2b5d1f0a9e11"
@@ -57,11 +66,21 @@ def tiny() -> Path:
 
 def python() -> Path:
     """Debian's essential packages, Python with its whole standard library, and NumPy."""
-    versions = [debian.version(package) for package in (*_PYTHON_PACKAGES, "base-files", "libc6", "bash")]
-    return _image("python", [*_PYTHON_PACKAGES, *versions], _make_python, "making image python (a minute)")
+    inputs = _debian_inputs(_PYTHON_PACKAGES)
+    return _image("python", inputs, _make_python, "making image python (a minute)")
 
 
-def _image(name: str, inputs: list[str], fill: Callable[[Path], None], announce: str) -> Path:
+def gym() -> Path:
+    """Debian's Python with Gymnasium and NumPy, and an environment program that can be asked by a command."""
+    inputs = [*_debian_inputs(_GYM_PACKAGES), guest.REQUIREMENTS, *guest.PROGRAMS.values()]
+    return _image("gym", inputs, _make_gym, "making image gym (a minute)")
+
+
+def _debian_inputs(packages: Sequence[str]) -> list[str | Path]:
+    return [*packages, *(debian.version(package) for package in (*packages, "base-files", "libc6", "bash"))]
+
+
+def _image(name: str, inputs: Sequence[str | Path], fill: Callable[[Path], None], announce: str) -> Path:
     make = partial(_pack, name=name, fill=fill)
     entry_key = cache.key([name, *inputs, Path(__file__)])
     return cache.entry("images", f"{name}-{entry_key}", make, announce=announce) / f"{name}.erofs"
@@ -90,15 +109,36 @@ def _make_tiny(root: Path) -> None:
 
 
 def _make_python(root: Path) -> None:
+    _bootstrap(root, _PYTHON_PACKAGES)
+    _finish(root)
+
+
+def _make_gym(root: Path) -> None:
+    _bootstrap(root, _GYM_PACKAGES)
+    libraries = root / _GYM_LIBRARIES
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-compile"]
+    # All are named, with their hashes: nothing is looked for, and nothing else can come.
+    pinned = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={guest.REQUIREMENTS}"]
+    subprocess.run([*install, *pinned, *_GYM_PLATFORM, f"--target={libraries}"], check=True)
+    for pattern in _GYM_NEEDLESS:
+        for path in list(libraries.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for command, source in guest.PROGRAMS.items():
+        shutil.copyfile(source, root / "usr/local/bin" / command)
+        (root / "usr/local/bin" / command).chmod(0o755)
+    _finish(root, f"/{_GYM_LIBRARIES}")
+
+
+def _bootstrap(root: Path, packages: Sequence[str]) -> None:
+    """Fill `root` with Debian's essential packages and these."""
     exclude = [f"--dpkgopt=path-exclude={pattern}" for pattern in _NEEDLESS]
-    include = ",".join(_PYTHON_PACKAGES)
     sources = [str(path) for path in debian.source_files()]
     subprocess.run(
         [
             "mmdebstrap",
             "--quiet",
             "--variant=essential",
-            f"--include={include}",
+            f"--include={','.join(packages)}",
             *exclude,
             _SUITE,
             str(root),
@@ -107,9 +147,14 @@ def _make_python(root: Path) -> None:
         check=True,
         env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH},
     )
+
+
+def _finish(root: Path, *libraries: str) -> None:
+    """Compile what can be imported, also from `libraries`, and remove what the builder left."""
     # By default compiled files are bound to the time of their source, which is changed below.
     compile_all = ["python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "checked-hash"]
-    subprocess.run(["chroot", str(root), *compile_all, "/usr/lib/python3", "/usr/lib/python3.11"], check=True)
+    folders = ["/usr/lib/python3", "/usr/lib/python3.11", *libraries]
+    subprocess.run(["chroot", str(root), *compile_all, *folders], check=True)
     for path in ("var/lib/apt", "var/cache", "var/log", "etc/apt"):
         shutil.rmtree(root / path, ignore_errors=True)
     # Two of these were copied from the machine that builds.

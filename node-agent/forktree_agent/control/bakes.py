@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from forktree.errors import ForktreeError
 from forktree.kube.client import KubeClient
-from forktree.kube.errors import NotFound
+from forktree.kube.errors import KubeError, NotFound
 from forktree.models import BakePhase, Reason, Session, SessionTemplate, Uid
-from forktree.models.session_template import BakedNode
+from forktree.models.session_template import BakedNode, ReadinessProbe
+from forktree_agent.control.environment import SecretUnreadable, secret_variables
 from forktree_agent.control.objects import Store
 from forktree_agent.control.workers import Workers
 from forktree_agent.engine.contract import (
@@ -20,8 +21,10 @@ from forktree_agent.engine.contract import (
     BaselineId,
     Engine,
     EngineError,
+    HttpGet,
     Pin,
     Probe,
+    SecretVariable,
     Shape,
 )
 from forktree_agent.settings import Settings
@@ -162,8 +165,11 @@ class Bakes:
     async def _baked(self, template: SessionTemplate) -> Baseline | Exception:
         deadline = asyncio.get_running_loop().time() + bake_seconds(template, self._settings.boot_seconds)
         try:
-            return await self._engine.bake(shape_of(template), deadline=deadline)
-        except EngineError as err:
+            # Read anew for each bake, and not kept: what is baked has them.
+            namespace = template.metadata.namespace or ""
+            secrets = await secret_variables(self._client, namespace, template.spec.env)
+            return await self._engine.bake(shape_of(template, secrets), deadline=deadline)
+        except (EngineError, SecretUnreadable, KubeError) as err:
             return err
         except Exception as err:  # The task's edge: a defect met by one template must not end the agent.
             log.exception("bake_broke template=%s", template.metadata.uid)
@@ -221,12 +227,12 @@ def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
                 baseline_id=outcome.id,
                 boot_ms=round(outcome.boot_ms, 3),
             )
-        case AtCapacity():
+        case AtCapacity() | KubeError():
             # Nothing has failed: it is tried again as long as a session waits.
             return BakedNode(
                 node=node, phase=BakePhase.BAKING, reason=outcome.reason, message=outcome.message
             )
-        case EngineError():
+        case EngineError() | SecretUnreadable():
             return BakedNode(
                 node=node, phase=BakePhase.FAILED, reason=outcome.reason, message=outcome.message
             )
@@ -235,19 +241,10 @@ def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
             return BakedNode(node=node, phase=BakePhase.FAILED, reason=Reason.INTERNAL, message=message)
 
 
-def shape_of(template: SessionTemplate) -> Shape:
+def shape_of(template: SessionTemplate, secrets: tuple[SecretVariable, ...] = ()) -> Shape:
     """What of a template decides what its baseline is."""
     spec = template.spec
     checks = spec.readiness_probe
-    probe = None
-    if checks is not None and checks.exec is not None:
-        probe = Probe(
-            argv=tuple(checks.exec.command),
-            initial_delay_seconds=float(checks.initial_delay_seconds),
-            period_seconds=float(checks.period_seconds),
-            timeout_seconds=float(checks.timeout_seconds),
-            failure_threshold=checks.failure_threshold,
-        )
     pins = () if checks is None else checks.pins
     return Shape(
         image=spec.image,
@@ -255,9 +252,27 @@ def shape_of(template: SessionTemplate) -> Shape:
         memory_bytes=spec.machine.memory_bytes,
         overlay_bytes=spec.machine.overlay_bytes,
         command=tuple(spec.command),
-        env=tuple((each.name, each.value) for each in spec.env),
-        probe=probe,
+        env=tuple((each.name, each.value) for each in spec.env if each.value is not None),
+        secret_env=secrets,
+        probe=None if checks is None else _probe(checks),
         pins=tuple(Pin(name=each.name, argv=tuple(each.command), expect=each.expect) for each in pins),
+    )
+
+
+def _probe(checks: ReadinessProbe) -> Probe | None:
+    """None where nothing is asked: the machine is ready as soon as it is up."""
+    if checks.exec is not None:
+        ask: tuple[str, ...] | HttpGet = tuple(checks.exec.command)
+    elif checks.http_get is not None:
+        ask = HttpGet(port=checks.http_get.port, path=checks.http_get.path)
+    else:
+        return None
+    return Probe(
+        ask=ask,
+        initial_delay_seconds=float(checks.initial_delay_seconds),
+        period_seconds=float(checks.period_seconds),
+        timeout_seconds=float(checks.timeout_seconds),
+        failure_threshold=checks.failure_threshold,
     )
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
-from forktree.models import Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
+from forktree.kube.events import Subject
+from forktree.models import EventReason, Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
 from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
 from forktree.models.session import ForkRef
+from forktree.models.session_template import EnvVar
+from forktree_agent.control.decide_fork import told
 from forktree_agent.control.owners import child_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
-from forktree_agent.control.statuses import ChildSeen
+from forktree_agent.control.statuses import ChildSeen, score_of
 from forktree_agent.control.world import World
 from forktree_agent.engine.contract import Owner
 
@@ -56,7 +60,37 @@ class Children:
         assert made is not None
         running = {each.owner for each in self._world.engine.machines()}
         owners = [child_owner(fork.metadata.uid, index) for index in range(len(made.children))]
-        return [self._seen(owner, runs=owner in running) for owner in owners]
+        return [
+            self._judged(fork, record, index, self._seen(owner, runs=owner in running))
+            for index, owner in enumerate(owners)
+        ]
+
+    def _judged(self, fork: Fork, record: ForkRecord, index: int, child: ChildSeen) -> ChildSeen:
+        """`child`, with what came of its branch."""
+        branch = self._world.records.branch(fork.metadata.uid, index)
+        trouble = None if branch is None else branch.unscored
+        pruned = (
+            record.verdict is not None
+            and index in record.verdict.losers
+            and child.phase is SessionPhase.RELEASED
+        )
+        reason = child.reason or (None if trouble is None else trouble.reason)
+        return replace(
+            child,
+            reason=reason or (Reason.PRUNED if pruned else None),
+            score=self._score(fork, index),
+            exit_code=None if branch is None or branch.exec is None else branch.exec.exit_code,
+            unscored=None if trouble is None else trouble.message,
+        )
+
+    def _score(self, fork: Fork, index: int) -> float | None:
+        """The number that counts; of a child that is gone, the last one that was told."""
+        child = self._world.records.session(child_owner(fork.metadata.uid, index))
+        session = None if child is None or child.uid is None else self._world.sessions.get(child.uid)
+        if session is not None:
+            return score_of(session, child)
+        told = next((each.score for each in fork.status.children if each.index == index), None)
+        return told if told is not None or child is None else child.scored
 
     def _seen(self, owner: Owner, *, runs: bool) -> ChildSeen:
         child = self._world.records.session(owner)
@@ -74,7 +108,8 @@ class Children:
         if child.ended or self._world.sessions.gone(child.uid):
             return ChildSeen(phase=SessionPhase.RELEASED, recorded=True)
         if runs:
-            return ChildSeen(phase=SessionPhase.RUNNING, recorded=True)
+            still = session is not None and session.status.phase is SessionPhase.PAUSED
+            return ChildSeen(phase=SessionPhase.PAUSED if still else SessionPhase.RUNNING, recorded=True)
         return ChildSeen(phase=SessionPhase.FAILED, recorded=True, reason=Reason.MACHINE_LOST)
 
     async def _record_one(self, fork: Fork, record: ForkRecord, index: int) -> None:
@@ -106,6 +141,9 @@ class Children:
         """A late refusal ends only this child."""
         owner = child_owner(fork.metadata.uid, index)
         log.error("child_refused fork=%s index=%d error=%r", fork.metadata.uid, index, why)
+        self._world.announcer.say(
+            Subject.of(fork), EventReason.REJECTED, f"child {index} has no object and was ended: {why}"
+        )
         self._world.records.put_session(
             SessionRecord(
                 owner=owner,
@@ -142,15 +180,20 @@ def bound(session: Session, record: ForkRecord, index: int) -> SessionRecord:
 
 
 def _child(fork: Fork, record: ForkRecord, index: int, node: str) -> Session:
-    uid = fork.metadata.uid
+    uid, branch = fork.metadata.uid, fork.spec.branch(index)
     return Session(
         metadata=ObjectMeta(
             name=child_name(fork.metadata.name, index, uid),
             namespace=fork.metadata.namespace,
-            labels={ROOT_LABEL: record.lineage.root, FORK_LABEL: fork.metadata.name},
+            labels={**branch.labels, ROOT_LABEL: record.lineage.root, FORK_LABEL: fork.metadata.name},
             owner_references=(fork.owner_reference(),),
         ),
-        spec=SessionSpec(fork_ref=ForkRef(name=fork.metadata.name, uid=uid, index=index), node_name=node),
+        spec=SessionSpec(
+            fork_ref=ForkRef(name=fork.metadata.name, uid=uid, index=index),
+            node_name=node,
+            seed=record.seeds[index] if record.seeds else None,
+            env=told((EnvVar.model_validate(each) for each in record.parent_env), branch),
+        ),
     )
 
 

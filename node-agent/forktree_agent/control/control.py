@@ -8,11 +8,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from forktree.kube.client import KubeClient
+from forktree.kube.events import Announcer
 from forktree.models import Fork, Session
+from forktree_agent.control.activity import Activity
 from forktree_agent.control.bakes import Bakes
+from forktree_agent.control.branch_logs import BranchLogs
+from forktree_agent.control.branch_reports import BranchReports
+from forktree_agent.control.branches import Branches
 from forktree_agent.control.exits import watch_exits
+from forktree_agent.control.expiry import Expiry
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.forks import Forks
+from forktree_agent.control.living import Living
 from forktree_agent.control.prune import Pruner
 from forktree_agent.control.records import Records
 from forktree_agent.control.sessions import Sessions
@@ -28,13 +35,25 @@ from forktree_agent.settings import Settings
 
 log = logging.getLogger(__name__)
 
+BRANCH_LOGS = "branch-logs"
+REPORTER = "forktree.dev/agent"
+"""Who says what agents say in Events."""
+
 
 class Control:
     """Everything that decides on this node. `facade` is what others may know and do."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.facade = Facade(world.node, world.engine, world.sessions, world.records)
+        branches = BranchReports(world.records, world.logs)
+        self.facade = Facade(
+            world.node,
+            world.engine,
+            world.sessions,
+            world.records,
+            activity=world.activity,
+            branches=branches,
+        )
 
     @classmethod
     @asynccontextmanager
@@ -46,15 +65,23 @@ class Control:
         `adoption` is what `engine` answered to `adopt`.
         """
         async with asyncio.TaskGroup() as tasks:
+            records = Records(journal)
             world = World(
                 settings=settings,
                 client=client,
                 engine=engine,
-                records=Records(journal),
+                records=records,
                 writer=StatusWriter(client),
+                announcer=Announcer(client, reporter=REPORTER, instance=settings.node_name),
+                living=Living(engine),
+                activity=Activity(loop_now),
                 session_work=Workers("session", tasks),
                 fork_work=Workers("fork", tasks),
                 prune_work=Workers("prune", tasks),
+                branch_work=Workers("branch", tasks),
+                logs=BranchLogs.opened(
+                    settings.state_directory / BRANCH_LOGS, {each.uid for each in records.forks()}
+                ),
             )
             place_known(world)
             bakes = Bakes(settings, client, engine, tasks)
@@ -65,6 +92,7 @@ class Control:
             world.session_work.do(Sessions(world, bakes).round)
             world.fork_work.do(Forks(world, tasks).round)
             world.prune_work.do(pruner.round)
+            world.branch_work.do(Branches(world).round)
             endless = [
                 # First, so that how a machine ended while no agent ran is noted before anybody asks.
                 tasks.create_task(watch_exits(world), name="exits"),
@@ -72,13 +100,15 @@ class Control:
                 tasks.create_task(watches.sessions(), name="watch-sessions"),
                 tasks.create_task(watches.forks(), name="watch-forks"),
                 tasks.create_task(sweep.run(), name="sweep"),
+                tasks.create_task(Expiry(world).run(), name="expiry"),
+                tasks.create_task(world.announcer.run(), name="announcer"),
             ]
             try:
                 yield cls(world)
             finally:
                 for task in endless:
                     task.cancel()
-                for workers in (world.session_work, world.fork_work, world.prune_work):
+                for workers in (world.session_work, world.fork_work, world.prune_work, world.branch_work):
                     workers.close()
                 bakes.close()
 

@@ -5,13 +5,19 @@ Safe to ask again after any event: the answer depends on what is, not on what ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from forktree.models import Fork, ForkPhase, Reason, Session, SessionPhase
+from forktree.models import Fork, ForkPhase, Reason, Session, SessionPhase, SessionState
+from forktree.models.fork import Branch
+from forktree.models.session_template import EnvVar
 from forktree_agent.control.records import ForkRecord, Lineage, SessionRecord
 from forktree_agent.control.tree import Place, place_of
 from forktree_agent.engine.contract import Machine, MachineId, Point, PointId
+
+ENV_MAX = 64
+"""Variables of one Session, as its definition says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,10 @@ class Begin:
     lineage: Lineage
     """That of the children."""
     baseline_id: str
+    seed: str | None
+    """That of the session whose instant it is."""
+    env: tuple[EnvVar, ...]
+    """What that session was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +91,36 @@ def begin(fork: Fork, source: Source, node: str) -> Begin | Refuse | Wait:
         case NoSource(kind=kind, name=name):
             return Refuse(Reason.SOURCE_NOT_FOUND, f"there is no {kind} {name} in this namespace")
         case LiveSource():
-            return _identity(fork, source.session, doomed=source.doomed) or _from_session(source, node)
+            plan = _identity(fork, source.session, doomed=source.doomed) or _from_session(source, node)
         case EarlierSource():
-            return _identity(fork, source.fork, doomed=source.doomed) or _from_fork(source)
+            plan = _identity(fork, source.fork, doomed=source.doomed) or _from_fork(source)
+    return (_branches(fork, plan) or plan) if isinstance(plan, Begin) else plan
+
+
+def told(parent: Iterable[EnvVar], branch: Branch) -> tuple[EnvVar, ...]:
+    """What a child is told: what its parent was, unless its branch says otherwise."""
+    return tuple(({each.name: each for each in parent} | {each.name: each for each in branch.env}).values())
+
+
+def _branches(fork: Fork, plan: Begin) -> Refuse | None:
+    """What the branches ask for is allowed in this tree."""
+    most = plan.lineage.limits.exec_seconds
+    for index in range(fork.spec.replicas):
+        branch = fork.spec.branch(index)
+        if len(told(plan.env, branch)) > ENV_MAX:
+            return Refuse(
+                Reason.INVALID,
+                f"child {index} would have more than {ENV_MAX} variables, its parent's among them",
+            )
+        scorer = None if fork.spec.score is None else fork.spec.score.exec
+        for command in (branch.exec, scorer):
+            if command is not None and most is not None and command.timeout_seconds > most:
+                return Refuse(
+                    Reason.INVALID,
+                    f"a command of child {index} has a time-out of {command.timeout_seconds} s; the"
+                    f" template's treeLimits.execSeconds allows {most}",
+                )
+    return None
 
 
 def _identity(fork: Fork, source: Session | Fork, *, doomed: bool) -> Refuse | None:
@@ -119,8 +156,12 @@ def _from_session(source: LiveSource, node: str) -> Begin | Refuse | Wait:
             return Refuse(Reason.SOURCE_FAILED, f"{what} has failed and cannot be forked")
         case SessionPhase.RELEASED:
             return Refuse(Reason.SOURCE_GONE, f"{what} was released and has no machine to fork")
-        case SessionPhase.PENDING | SessionPhase.STARTING | SessionPhase.RUNNING:
+        case SessionPhase.PENDING | SessionPhase.STARTING | SessionPhase.RUNNING | SessionPhase.PAUSED:
             pass
+    if session.spec.state is SessionState.RELEASED:
+        return Refuse(Reason.SOURCE_GONE, f"{what} is being released, as its spec.state says")
+    if record is not None and record.expired is not None and record.uid == session.metadata.uid:
+        return Refuse(Reason.SOURCE_GONE, f"{what} is being released: {record.expired}")
     if machine is None or record is None or record.start is None or record.uid != session.metadata.uid:
         return Wait(Reason.SOURCE_NOT_READY, f"{what} does not run yet")
     depth = record.lineage.depth + 1
@@ -134,12 +175,15 @@ def _from_session(source: LiveSource, node: str) -> Begin | Refuse | Wait:
         origin=machine.id,
         earlier=False,
         baseline_id=record.start.baseline_id,
+        seed=session.spec.seed,
+        env=session.spec.env,
         lineage=Lineage(
             root=record.lineage.root,
             parent=session.metadata.uid,
             depth=depth,
             template_uid=record.lineage.template_uid,
             limits=record.lineage.limits,
+            hooks=record.lineage.hooks,
         ),
     )
 
@@ -160,4 +204,6 @@ def _from_fork(source: EarlierSource) -> Begin | Refuse | Wait:
         earlier=True,
         lineage=record.lineage,
         baseline_id=record.baseline_id,
+        seed=record.parent_seed,
+        env=tuple(EnvVar.model_validate(each) for each in record.parent_env),
     )

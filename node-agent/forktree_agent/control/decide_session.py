@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from forktree.models import Reason, Session, SessionPhase
+from forktree.models import Reason, Session, SessionPhase, SessionState
 from forktree_agent.control.records import ForkRecord, SessionRecord
+from forktree_agent.control.statuses import score_of
 from forktree_agent.engine.contract import Machine
 
 DOOMED_GRACE_SECONDS = 30.0
@@ -55,6 +56,26 @@ class ShowRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The machine runs and is to stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The machine stands still and is to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPaused:
+    """The machine stands still: say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowScore:
+    """It is over, and its user judges it anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShowFailed:
     """There is no machine and will be none."""
 
@@ -63,11 +84,32 @@ class ShowFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """It is over on purpose: its machine is ended, and its place in the tree stays."""
+
+    reason: Reason | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndMachine:
     """The session is over, and its machine still runs."""
 
 
-Action: TypeAlias = Nothing | Look | Start | Bind | ShowRunning | ShowFailed | EndMachine
+Action: TypeAlias = (
+    Nothing
+    | Look
+    | Start
+    | Bind
+    | ShowRunning
+    | Pause
+    | Resume
+    | ShowPaused
+    | ShowScore
+    | ShowFailed
+    | Release
+    | EndMachine
+)
 
 
 def decide(view: View) -> Action:
@@ -77,16 +119,35 @@ def decide(view: View) -> Action:
         return Nothing()  # Its machine is ended where the deletion is seen, with all below it.
     if session.status.phase.terminal:
         # Also where the operator said so: a final phase fences this agent.
-        return Nothing() if view.machine is None or not _ours(view) else EndMachine()
+        return _over(view)
     if view.doomed_seconds is not None:
         return _doomed(view.doomed_seconds)
     if record is not None and record.ended:
         return ShowFailed(Reason.MACHINE_LOST, record.lost or "its machine was ended")
     if record is not None and record.uid != session.metadata.uid:
         return ShowFailed(Reason.INVALID, "this child of its fork is another Session already")
+    if record is not None and record.expired is not None:
+        return Release(Reason.EXPIRED, record.expired)
+    if _released(view):
+        return Release(None, "its machine was ended because spec.state is Released")
     if view.machine is not None:
         return _running(view)
     return _without_machine(view)
+
+
+def _over(view: View) -> Action:
+    if view.machine is not None and _ours(view):
+        return EndMachine()
+    if score_of(view.session, view.record if _ours(view) else None) != view.session.status.score:
+        return ShowScore()
+    return Nothing()
+
+
+def _released(view: View) -> bool:
+    """Its user asked for its end before it ended by itself. A child is bound first: that tells its place."""
+    if view.session.spec.state is not SessionState.RELEASED:
+        return False
+    return view.session.spec.is_root if view.record is None else view.record.lost is None
 
 
 def _ours(view: View) -> bool:
@@ -101,10 +162,17 @@ def _doomed(seconds: float) -> Action:
 
 def _running(view: View) -> Action:
     if view.record is not None and view.record.start is not None:
-        return ShowRunning()
+        return _started(view)
     if view.session.spec.template_ref is not None:
         return Start()  # An agent died before it noted the machine. Starting takes over what is there.
     return _bind(view)
+
+
+def _started(view: View) -> Action:
+    assert view.machine is not None
+    if view.session.spec.state is SessionState.PAUSED:
+        return ShowPaused() if view.machine.paused else Pause()
+    return Resume() if view.machine.paused else ShowRunning()
 
 
 def _bind(view: View) -> Action:
@@ -123,7 +191,7 @@ def _without_machine(view: View) -> Action:
     session, record = view.session, view.record
     if session.spec.fork_ref is not None and record is None:
         return _bind(view)  # It died before its object was there. Bound, it can say how.
-    started = session.status.phase is SessionPhase.RUNNING or (
+    started = session.status.phase in {SessionPhase.RUNNING, SessionPhase.PAUSED} or (
         record is not None and (record.start is not None or record.lost is not None)
     )
     if session.spec.template_ref is not None and not started:

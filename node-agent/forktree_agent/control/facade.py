@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forktree.models import Session, Uid
+from forktree_agent.control.activity import Activity
+from forktree_agent.control.branch_reports import BranchReports
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import owner_of
 from forktree_agent.control.records import Records
@@ -18,8 +20,19 @@ from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine,
 class Facade:
     """Control as seen from the HTTP API. All methods that do not wait answer from memory."""
 
-    def __init__(self, node_name: str, engine: Engine, sessions: Store[Session], records: Records) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        engine: Engine,
+        sessions: Store[Session],
+        records: Records,
+        *,
+        activity: Activity,
+        branches: BranchReports,
+    ) -> None:
         self.node_name = node_name
+        self.branches = branches
+        self._activity = activity
         self._engine = engine
         self._sessions = sessions
         self._records = records
@@ -32,7 +45,7 @@ class Facade:
         """The machine that runs for `session` and answered its identity message, if there is one."""
         owner = owner_of(session)
         record = self._records.session(owner)
-        if record is None or record.uid != session.metadata.uid or record.ended:
+        if record is None or record.uid != session.metadata.uid or record.ended or record.expired:
             return None
         return next((each for each in self._engine.machines() if each.owner == owner), None)
 
@@ -41,10 +54,31 @@ class Facade:
 
         Raises what `Engine.exec` raises: `MachineGone`, `CommandRefused`, `DeadlineExceeded`.
         """
+        with self._activity.during(session.metadata.uid):
+            return await self._engine.exec(self._there(session).id, command, deadline=deadline)
+
+    def execs(self, session: Session) -> tuple[str, ...]:
+        """Ids of the commands that `attach` knows in `session`. Raises `MachineGone`."""
+        return self._engine.execs(self._there(session).id)
+
+    async def attach(self, session: Session, exec_id: str, *, deadline: float) -> ExecResult:
+        """The end of a command that another call began, or that ran at the session's fork.
+
+        Raises what `Engine.attach` raises.
+        """
+        with self._activity.during(session.metadata.uid):
+            return await self._engine.attach(self._there(session).id, exec_id, deadline=deadline)
+
+    def exec_seconds(self, session: Session) -> int | None:
+        """The longest time-out that its template lets a command have; None: as long as the API allows."""
+        record = self._records.session(owner_of(session))
+        return None if record is None else record.lineage.limits.exec_seconds
+
+    def _there(self, session: Session) -> Machine:
         machine = self.machine(session)
         if machine is None:
             raise MachineGone(f"session {session.metadata.name} has no running machine on this node")
-        return await self._engine.exec(machine.id, command, deadline=deadline)
+        return machine
 
     async def session_when(self, uid: Uid, there: Callable[[Session], bool], *, deadline: float) -> Session:
         """The session as soon as `there` holds for it and it is on this node.

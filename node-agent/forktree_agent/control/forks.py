@@ -9,21 +9,29 @@ import msgspec
 
 from forktree.errors import ForktreeError
 from forktree.kube.errors import Conflict, Invalid, NotFound
-from forktree.models import Fork, ForkPhase, Reason, Uid
+from forktree.kube.events import Subject
+from forktree.models import EventReason, Fork, ForkPhase, Reason, Uid
 from forktree.models.names import ROOT_LABEL
+from forktree.models.session_template import EnvVar
 from forktree_agent.control.children import Children
+from forktree_agent.control.completion import Completion
 from forktree_agent.control.decide_fork import (
     Begin,
     Refuse,
     Wait,
     begin,
+    told,
 )
 from forktree_agent.control.decide_session import DOOMED_GRACE_SECONDS
 from forktree_agent.control.defects import Defects
+from forktree_agent.control.environment import SecretUnreadable, resolved
 from forktree_agent.control.identity import child_orders
+from forktree_agent.control.living import LiveLimit
 from forktree_agent.control.owners import point_owner
+from forktree_agent.control.patience import seconds_left
 from forktree_agent.control.reaping import machines_of_fork, reap
 from forktree_agent.control.records import ForkMade, ForkRecord
+from forktree_agent.control.seeds import seeds_of
 from forktree_agent.control.sessions import started
 from forktree_agent.control.sources import above_of, source_lives, source_name, source_of
 from forktree_agent.control.status_writer import Outdated, Vanished
@@ -56,11 +64,14 @@ class Forks:
         self._world = world
         self._tasks = tasks
         self._children = Children(world)
+        self._completion = Completion(world, self._children)
         self._defects = Defects()
         self._verdicts: dict[Uid, tuple[Reason, str]] = {}
         """Failures that are not written yet. A fork is not tried again because the API server is away."""
         self._seen: dict[Uid, float] = {}
         """When a fork that is not answered yet was first looked at."""
+        self._until: dict[Uid, float] = {}
+        """And until when it has to be ready, by the same clock."""
 
     async def round(self, uid: Uid) -> float | None:
         """One step for one fork; see `Workers`."""
@@ -71,6 +82,8 @@ class Forks:
             self._over(uid)
             return None
         self._seen.setdefault(uid, boot_now())
+        if uid not in self._until:
+            self._until[uid] = boot_now() + seconds_left(fork, wall_now())
         try:
             if uid in self._verdicts:
                 await self._pronounce(fork)
@@ -87,24 +100,38 @@ class Forks:
         node = self._world.tree.get(uid)
         if node is not None and node.doomed_at is not None:
             return await self._doomed(fork, node)
-        if fork.status.phase.terminal:
+        if fork.status.phase is ForkPhase.FAILED:
             await self._clear(fork)
             return None
         if record is None and fork.status.parent_uid is not None:
-            await self._world.write_fork(fork, fork_outlived(fork, wall_now()))
-            return None
+            return await self._forgotten(fork)
         if record is None or record.result is None:
             return await self._begin(fork)
         if fork.status.parent_uid is None and not await self._answered(fork, record):
             return 0.0
         self._seen.pop(uid, None)
+        self._until.pop(uid, None)
         await self._children.record(fork, record)
+        await self._completion.advance(fork)
         await self._mirror(uid)
+        if await self._completion.let_go(self._world.forks.get(uid) or fork):
+            await self._mirror(uid)
         return None
+
+    async def _forgotten(self, fork: Fork) -> float | None:
+        """This node has lost its memory of a fork that ran. What was done by then was done."""
+        if fork.status.phase is ForkPhase.COMPLETE:
+            await self._world.write_fork(fork, fork_outlived(fork, wall_now()))
+            return None
+        return await self._fail(
+            fork, Reason.MACHINE_LOST, "its node knows nothing of it any more, and it was not complete"
+        )
 
     # Begun and forked ------------------------------------------------------------------------------------
 
     async def _begin(self, fork: Fork) -> float | None:
+        if self._left(fork) <= 0:
+            return await self._too_late(fork)
         source = await source_of(self._world, fork)
         match begin(fork, source, self._world.node):
             case Refuse(reason=reason, message=message):
@@ -120,13 +147,15 @@ class Forks:
         await self._end_loose(fork)
         if self._world.tree.doomed(uid) or self._world.tree.doomed(plan.above.uid):
             return 0.0
-        record = _begun(fork, plan, self._seen.setdefault(uid, boot_now()))
-        self._world.records.put_fork(record)
-        # From here on what is deleted above takes this fork along, though no object says so yet.
-        self._world.tree.place(place_of(fork), plan.above, now=loop_now())
-        forked, adopted = await asyncio.gather(
-            self._branched(fork, plan, record), self._adopt(fork, record), return_exceptions=True
-        )
+        try:
+            with (
+                self._world.living.starting(uid, fork.spec.replicas, plan.lineage),
+                self._world.activity.during(plan.above.uid),
+            ):
+                forked, adopted = await self._begun_together(fork, plan)
+        except LiveLimit as err:
+            self._world.records.remove_fork(uid)
+            return await self._fail(fork, err.reason, err.message)
         match forked:
             case ForkResult():
                 pass
@@ -135,25 +164,40 @@ class Forks:
             case EngineError():
                 self._world.records.remove_fork(uid)
                 return await self._fail(fork, *self._blame(forked, plan))
+            case SecretUnreadable():
+                self._world.records.remove_fork(uid)
+                return await self._fail(fork, forked.reason, forked.message)
             case BaseException():
                 raise forked
         if isinstance(adopted, Exception):
             log.info("fork_not_adopted_yet uid=%s error=%r", uid, str(adopted))
         return 0.0  # The machines are noted. The next round goes on from here, adoption first.
 
+    async def _begun_together(
+        self, fork: Fork, plan: Begin
+    ) -> tuple[ForkResult | BaseException, BaseException | None]:
+        """The machines and, beside them, the Fork's place in its tree: what became of either."""
+        record = _begun(fork, plan, self._seen.setdefault(fork.metadata.uid, boot_now()))
+        self._world.records.put_fork(record)
+        # From here on what is deleted above takes this fork along, though no object says so yet.
+        self._world.tree.place(place_of(fork), plan.above, now=loop_now())
+        return await asyncio.gather(
+            self._branched(fork, plan, record), self._adopt(fork, record), return_exceptions=True
+        )
+
     async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord) -> ForkResult:
         """The machines, noted as soon as they are there."""
         limits = TreeLimits(tree=TreeId(plan.lineage.root), memory_bytes=plan.lineage.limits.memory_bytes)
-        orders = child_orders(fork, plan.lineage)
-        deadline = loop_now() + self._world.settings.fork_seconds
-        engine = self._world.engine
+        orders = child_orders(fork, plan.lineage, record.seeds, await self._environments(fork, plan))
+        deadline = loop_now() + min(self._world.settings.fork_seconds, self._left(fork))
+        engine, hooks = self._world.engine, plan.lineage.hooks.commands()
         telling = self._tasks.create_task(self._tell_if_slow(fork.metadata.uid), name="slow-fork")
         try:
             if plan.earlier:
-                forking = engine.branch(PointId(plan.origin), orders, limits, deadline=deadline)
+                forking = engine.branch(PointId(plan.origin), orders, limits, hooks=hooks, deadline=deadline)
             else:
                 machine, owner = MachineId(plan.origin), point_owner(fork.metadata.uid)
-                forking = engine.fork(machine, owner, orders, limits, deadline=deadline)
+                forking = engine.fork(machine, owner, orders, limits, hooks=hooks, deadline=deadline)
             result = await self._defects.guarded(fork.metadata.uid, forking)
         finally:
             telling.cancel()
@@ -165,7 +209,20 @@ class Forks:
             "forked uid=%s children=%d pause_ms=%s fork_ms=%.1f ready_ms=%.1f",
             fork.metadata.uid, len(result.children), clocks.pause_ms, clocks.fork_ms, clocks.ready_ms,
         )  # fmt: skip
+        self._world.announcer.say(Subject.of(fork), EventReason.FORKED, _told(plan, result))
         return result
+
+    async def _environments(self, fork: Fork, plan: Begin) -> list[dict[str, str]]:
+        """What each child is told. Children that are told the same are asked for once."""
+        namespace, client = fork.metadata.namespace or "", self._world.client
+        alike: dict[tuple[EnvVar, ...], dict[str, str]] = {}
+        found: list[dict[str, str]] = []
+        for index in range(fork.spec.replicas):
+            env = told(plan.env, fork.spec.branch(index))
+            if env not in alike:
+                alike[env] = await resolved(client, namespace, env)
+            found.append(alike[env])
+        return found
 
     async def _tell_if_slow(self, uid: Uid) -> None:
         await asyncio.sleep(SLOW_FORK_SECONDS)
@@ -243,6 +300,7 @@ class Forks:
             self._children.seen(fork, record),
             node=self._world.node,
             point_held=any(each.id == point for each in self._world.engine.points()),
+            complete=self._completion.done(fork, record),
             now=wall_now(),
         )
         await self._world.write_fork(fork, status)
@@ -250,29 +308,38 @@ class Forks:
     # Waiting and failing ----------------------------------------------------------------------------------
 
     async def _wait_for_source(self, fork: Fork, reason: Reason, message: str) -> float | None:
-        uid, limit = fork.metadata.uid, self._world.settings.source_wait_seconds
-        name = source_name(fork)
-        left = self._world.waiting.for_source(uid, name, loop_now()) + limit - loop_now()
-        if left <= 0:
-            return await self._fail(
-                fork, Reason.DEADLINE_EXCEEDED, f"waited {limit:.0f} s, and still {message}"
-            )
+        self._world.waiting.for_source(fork.metadata.uid, source_name(fork), loop_now())
+        if self._left(fork) <= 0:
+            return await self._fail(fork, Reason.DEADLINE_EXCEEDED, f"{_limit(fork)}, still {message}")
         await self._world.write_fork(fork, fork_waits(fork, reason, message))
-        return left
+        return max(0.0, self._left(fork))
 
     async def _no_room(self, fork: Fork, refused: AtCapacity) -> float | None:
-        uid, limit = fork.metadata.uid, self._world.settings.capacity_wait_seconds
-        left = self._world.waiting.for_room(uid, loop_now()) + limit - loop_now()
+        uid = fork.metadata.uid
+        self._world.waiting.for_room(uid, loop_now())
         fork = self._world.forks.get(uid) or fork
+        left = self._left(fork)
         if left <= 0:
             self._world.records.remove_fork(uid)
             return await self._fail(
-                fork, refused.reason, f"there was no room for {limit:.0f} s: {refused.message}"
+                fork, refused.reason, f"there was no room {_limit(fork)}: {refused.message}"
             )
         await self._world.write_fork(
             fork, fork_waits(fork, refused.reason, f"waiting for room: {refused.message}")
         )
         return min(left, ROOM_RETRY_SECONDS)
+
+    async def _too_late(self, fork: Fork) -> float | None:
+        """Its time is over. That there was no room says more than that."""
+        room = self._world.waiting.lacks_room(fork.metadata.uid)
+        reason = Reason.AT_CAPACITY if room else Reason.DEADLINE_EXCEEDED
+        why = "there was no room" if room else "it was not ready"
+        self._world.records.remove_fork(fork.metadata.uid)
+        return await self._fail(fork, reason, f"{why} {_limit(fork)}")
+
+    def _left(self, fork: Fork) -> float:
+        """Seconds until it has to be ready."""
+        return self._until.get(fork.metadata.uid, boot_now()) - boot_now()
 
     async def _doomed(self, fork: Fork, node: Node) -> float | None:
         """Something above is deleted, and the garbage collector deletes what hangs there already."""
@@ -300,11 +367,13 @@ class Forks:
         if not fork.status.phase.terminal:
             await self._world.write_fork(fork, fork_fails(fork, reason, message, wall_now()))
             log.error("fork_failed uid=%s reason=%s message=%r", uid, reason, message)
+            self._world.announcer.say(Subject.of(fork), EventReason.REJECTED, f"{reason}: {message}")
         self._over(uid)
 
     def _over(self, uid: Uid) -> None:
         self._verdicts.pop(uid, None)
         self._seen.pop(uid, None)
+        self._until.pop(uid, None)
         self._defects.over(uid)
         self._world.waiting.over(uid)
 
@@ -336,7 +405,22 @@ def _begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
         lineage=plan.lineage,
         baseline_id=plan.baseline_id,
         seen_at=seen_at,
+        seeds=seeds_of(fork.spec, plan.seed),
+        parent_seed=plan.seed,
+        parent_env=tuple(each.to_json() for each in plan.env),
     )
+
+
+def _limit(fork: Fork) -> str:
+    return f"within its timeoutSeconds of {fork.spec.timeout_seconds} s"
+
+
+def _told(plan: Begin, result: ForkResult) -> str:
+    """What people are told of a fork that was made."""
+    pause_ms = result.clocks.pause_ms
+    paused = "" if pause_ms is None else f", which stood still for {pause_ms:.1f} ms"
+    source = f"{plan.above.kind.__name__.lower()} {plan.above.name}"
+    return f"{len(result.children)} started from {source}{paused}"
 
 
 def _made(result: ForkResult) -> ForkMade:

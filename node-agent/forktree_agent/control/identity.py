@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from forktree.models import Fork, Session
@@ -17,16 +18,19 @@ ROOT_VARIABLE: Final = "FORKTREE_ROOT"
 DEPTH_VARIABLE: Final = "FORKTREE_DEPTH"
 FORK_VARIABLE: Final = "FORKTREE_FORK"
 INDEX_VARIABLE: Final = "FORKTREE_INDEX"
+BRANCH_VARIABLE: Final = "FORKTREE_BRANCH"
+SEED_VARIABLE: Final = "FORKTREE_SEED"
 
 HOSTNAME_MAX: Final = 64
 
 
-def root_order(session: Session) -> ChildOrder:
-    """The machine of a root."""
+def root_order(session: Session, env: Mapping[str, str]) -> ChildOrder:
+    """The machine of a root. `env` is what its user says, secrets read; our own variables win."""
     return ChildOrder(
         owner=owner_of(session),
         hostname=hostname(session.metadata.name),
         env={
+            **env,
             SESSION_VARIABLE: session.metadata.name,
             NAMESPACE_VARIABLE: session.metadata.namespace or "",
             ROOT_VARIABLE: session.metadata.uid,
@@ -34,23 +38,33 @@ def root_order(session: Session) -> ChildOrder:
             # Set in every machine, so that a child never shows its parent's.
             FORK_VARIABLE: "",
             INDEX_VARIABLE: "",
+            BRANCH_VARIABLE: "",
+            SEED_VARIABLE: session.spec.seed or "",
         },
     )
 
 
-def child_orders(fork: Fork, lineage: Lineage) -> list[ChildOrder]:
-    """The machines of a fork's children, in order of their index."""
+def child_orders(
+    fork: Fork, lineage: Lineage, seeds: Sequence[str], told: Sequence[Mapping[str, str]]
+) -> list[ChildOrder]:
+    """The machines of a fork's children, in order of their index.
+
+    `told` is what its user says to each, secrets read; our own variables win.
+    """
     uid = fork.metadata.uid
     orders: list[ChildOrder] = []
     for index in range(fork.spec.replicas):
         name = child_name(fork.metadata.name, index, uid)
         env = {
+            **told[index],
             SESSION_VARIABLE: name,
             NAMESPACE_VARIABLE: fork.metadata.namespace or "",
             ROOT_VARIABLE: lineage.root,
             DEPTH_VARIABLE: str(lineage.depth),
             FORK_VARIABLE: fork.metadata.name,
             INDEX_VARIABLE: str(index),
+            BRANCH_VARIABLE: fork.spec.branch(index).name or "",
+            SEED_VARIABLE: seeds[index],
         }
         orders.append(ChildOrder(owner=child_owner(uid, index), hostname=hostname(name), env=env))
     return orders

@@ -35,6 +35,7 @@ class NodeFacts:
     boot_id: str
     version: str
     endpoint: str
+    ca_bundle: str
 
 
 def node_status(facts: NodeFacts, usage: Usage, old: ForkNodeStatus, now: datetime) -> ForkNodeStatus:
@@ -57,6 +58,7 @@ def node_status(facts: NodeFacts, usage: Usage, old: ForkNodeStatus, now: dateti
         boot_id=facts.boot_id,
         agent_version=facts.version,
         endpoint=facts.endpoint,
+        ca_bundle=facts.ca_bundle,
         conditions=replaced(
             old.conditions,
             Condition(

@@ -10,7 +10,8 @@ import logging
 from dataclasses import dataclass
 
 from forktree.kube.errors import NotFound
-from forktree.models import Fork, Session, Uid
+from forktree.kube.events import Subject
+from forktree.models import EventReason, Fork, Session, Uid
 from forktree_agent.control.owners import (
     ChildMachine,
     ForkPoint,
@@ -18,9 +19,9 @@ from forktree_agent.control.owners import (
     meaning,
 )
 from forktree_agent.control.reaping import reap
-from forktree_agent.control.tree import Node, Place, place_of
+from forktree_agent.control.tree import Node, Place, owner_place, place_of
 from forktree_agent.control.world import World, loop_now
-from forktree_agent.engine.contract import Machine, Point
+from forktree_agent.engine.contract import Machine, Owner, Point
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ class _Job:
     began_at: float
     confirm: Place | None = None
     """Set while it is not certain that the object is deleted: it may have left our view only."""
-    orphaning: bool = False
 
 
 class Pruner:
@@ -67,17 +67,16 @@ class Pruner:
     def doomed(self, nodes: tuple[Node, ...]) -> None:
         """Objects that turned out to hang below a deleted one."""
         if nodes:
-            self._add(nodes[0].place.uid, nodes, orphaning=False)
+            self._add(nodes[0].place.uid, nodes)
 
     def _end(self, uid: Uid, *, orphaning: bool) -> None:
         nodes = self._world.tree.end(uid, orphaning=orphaning, now=loop_now())
-        self._add(uid, nodes, orphaning=orphaning)
+        self._add(uid, nodes)
 
-    def _add(self, uid: Uid, nodes: tuple[Node, ...], *, orphaning: bool) -> None:
+    def _add(self, uid: Uid, nodes: tuple[Node, ...]) -> None:
         job = self._jobs.get(uid)
         if job is None or job.confirm is not None:
             job = self._jobs[uid] = _Job({}, loop_now() if job is None else job.began_at)
-        job.orphaning = job.orphaning or orphaning
         job.nodes |= {node.place.uid: node for node in nodes}
         node = self._world.tree.get(uid)
         if node is not None:
@@ -93,7 +92,10 @@ class Pruner:
             if gone is not None and gone.spec.fork_ref is not None:
                 self._world.fork_work.poke(Uid(gone.spec.fork_ref.uid))
         else:
-            self._world.forks.forget(place.uid)
+            gone_fork = self._world.forks.forget(place.uid)
+            above = None if gone_fork is None else owner_place(gone_fork)
+            if above is not None:  # An instant may have been held for its children.
+                self._world.fork_work.poke(above.uid)
 
     async def round(self, uid: Uid) -> float | None:
         """One deleted object: end its machines and those below it; see `Workers`."""
@@ -129,13 +131,15 @@ class Pruner:
         doomed = set(job.nodes)
         await self._world.session_work.halt(doomed)
         await self._world.fork_work.halt(doomed)
-        machines, points = self._of(doomed, orphaning=job.orphaning)
+        await self._world.branch_work.halt(doomed)
+        machines, points = self._of(doomed)
         await reap(self._world.engine, machines, points)
         if machines or points:
             log.info(
                 "pruned root=%s objects=%d machines=%d points=%d reaped_ms=%.1f",
                 uid, len(doomed), len(machines), len(points), (loop_now() - job.began_at) * 1000,
             )  # fmt: skip
+            self._announce(job.nodes.get(uid), machines=len(machines))
             self._world.room_changed()
         if set(job.nodes) != doomed:
             return self._world.prune_work.poke(uid)  # More of the tree came to light meanwhile.
@@ -144,7 +148,23 @@ class Pruner:
             del self._jobs[uid]
         return None
 
-    def _of(self, doomed: set[Uid], *, orphaning: bool) -> tuple[list[Machine], list[Point]]:
+    def _announce(self, node: Node | None, *, machines: int) -> None:
+        if node is None or not machines:
+            return
+        place = node.place
+        self._world.announcer.say(
+            Subject.named(place.kind, place.namespace, place.name, place.uid),
+            EventReason.PRUNED,
+            f"deleted, and {machines} machines of it and below it were ended",
+        )
+
+    def _tell_fork(self, owner: Owner) -> None:
+        """A child is gone with its machine: its Fork counts it, and may have waited for that."""
+        named = meaning(owner)
+        if isinstance(named, ChildMachine):
+            self._world.fork_work.poke(named.fork)
+
+    def _of(self, doomed: set[Uid]) -> tuple[list[Machine], list[Point]]:
         """Machines and instants that stand for doomed objects."""
         bound = {
             record.owner: record.uid
@@ -157,10 +177,9 @@ class Pruner:
                 case RootMachine(session=session):
                     goes = session in doomed
                 case ChildMachine(fork=fork):
-                    child = bound.get(machine.owner)
-                    # Orphaned, a child with an object of its own lives on. One without would have none.
-                    spared = orphaning and child is not None
-                    goes = child in doomed or (fork in doomed and not spared)
+                    # One with an object goes with that alone: its fork may have left it an orphan. If it
+                    # did not, the object is found to hang below a deleted one as soon as it is seen.
+                    goes = bound.get(machine.owner, fork) in doomed
                 case _:
                     goes = False
             if goes:
@@ -180,8 +199,10 @@ class Pruner:
             if node.place.kind is Session:
                 if uid in owners:
                     self._world.records.end_session(owners[uid])
+                    self._tell_fork(owners[uid])
             else:
                 self._world.records.remove_fork(uid)
+                self._world.logs.remove(uid)
             if self._world.sessions.get(uid) is None and self._world.forks.get(uid) is None:
                 self._world.tree.drop(uid)
             else:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from forktree.models import Level, Mode, Uid
+from forktree_agent.control.branch_records import BranchRecord, Verdict
 from forktree_agent.control.owners import ChildMachine, child_owner, meaning
-from forktree_agent.engine.contract import Owner
+from forktree_agent.engine.contract import Command, Hooks, Owner
 from forktree_agent.journal import Journal, Record
 
 log = logging.getLogger(__name__)
 
-SESSION, FORK = "session", "fork"
+SESSION, FORK, BRANCH = "session", "fork", "branch"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     depth: int
     memory_bytes: int | None
+    live: int | None = None
+    idle_seconds: int | None = None
+    tree_ttl_seconds: int | None = None
+    exec_seconds: int | None = None
+
+
+class HookRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A command of the template that takes part in each fork of the tree."""
+
+    argv: tuple[str, ...]
+    timeout_seconds: float
+
+
+class HookRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """The template's hooks as they were when the root was started: it may be deleted since."""
+
+    pre: HookRecord | None = None
+    post: HookRecord | None = None
+
+    def commands(self) -> Hooks:
+        """As an engine takes them."""
+        return Hooks(pre=_command(self.pre), post=_command(self.post))
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +60,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     template_uid: Uid
     limits: Limits
+    hooks: HookRecords = HookRecords()
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +92,10 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When this agent or one before it saw the request: monotonic seconds, the same for one boot."""
     lost: str | None = None
     """How the machine ended by itself, in words."""
+    expired: str | None = None
+    """Why its machine is ended because a clock of its tree ran out, in words. Noted before it is ended."""
+    scored: float | None = None
+    """What the scorer of its Fork printed for it."""
     ended: bool = False
     """It is over: its object is gone or was refused. It is never started again."""
 
@@ -102,9 +130,19 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: float | None = None
     lost: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """How machines ended by themselves before their objects were there, by index."""
+    seeds: tuple[str, ...] = ()
+    """One for each child. Some are random, so they are noted before any machine hears of them."""
+    parent_seed: str | None = None
+    """That of the session whose instant this is, for forks that start from this one."""
+    parent_env: tuple[dict[str, Any], ...] = ()
+    """What that session was told, as its object says it: a secret by its name only."""
+    verdict: Verdict | None = None
+    """Who was found to have lost, once all commands of its branches were done."""
+    point_dropped: bool = False
+    """No child of it was left, so its instant is not held any more."""
 
 
-Kept = TypeVar("Kept", SessionRecord, ForkRecord)
+Kept = TypeVar("Kept", SessionRecord, ForkRecord, BranchRecord)
 
 
 class Records:
@@ -114,10 +152,16 @@ class Records:
         self._journal = journal
         self._sessions: dict[Owner, SessionRecord] = {}
         self._forks: dict[Uid, ForkRecord] = {}
+        self._branches: dict[Uid, dict[int, BranchRecord]] = {}
         for session in _readable(journal, SESSION, SessionRecord):
             self._sessions[session.owner] = session
         for fork in _readable(journal, FORK, ForkRecord):
             self._forks[fork.uid] = fork
+        for branch in _readable(journal, BRANCH, BranchRecord):
+            if branch.fork in self._forks:
+                self._branches.setdefault(branch.fork, {})[branch.index] = branch
+            else:  # An agent ended while it forgot the fork.
+                journal.remove(BRANCH, _branch_key(branch.fork, branch.index))
 
     def session(self, owner: Owner) -> SessionRecord | None:
         return self._sessions.get(owner)
@@ -131,6 +175,9 @@ class Records:
     def forks(self) -> tuple[ForkRecord, ...]:
         return tuple(self._forks.values())
 
+    def branch(self, fork: Uid, index: int) -> BranchRecord | None:
+        return self._branches.get(fork, {}).get(index)
+
     def put_session(self, record: SessionRecord) -> None:
         """Written when this returns. Raises `JournalError`."""
         self._journal.put(SESSION, _key(record.owner), _plain(record))
@@ -140,6 +187,11 @@ class Records:
         """Written when this returns. Raises `JournalError`."""
         self._journal.put(FORK, record.uid, _plain(record))
         self._forks[record.uid] = record
+
+    def put_branch(self, record: BranchRecord) -> None:
+        """Written when this returns. Raises `JournalError`."""
+        self._journal.put(BRANCH, _branch_key(record.fork, record.index), _plain(record))
+        self._branches.setdefault(record.fork, {})[record.index] = record
 
     def remove_session(self, owner: Owner) -> None:
         self._journal.remove(SESSION, _key(owner))
@@ -167,13 +219,23 @@ class Records:
                     self.remove_session(owner)
         self._journal.remove(FORK, uid)
         self._forks.pop(uid, None)
+        for index in self._branches.pop(uid, {}):
+            self._journal.remove(BRANCH, _branch_key(uid, index))
+
+
+def _command(hook: HookRecord | None) -> Command | None:
+    return None if hook is None else Command(argv=hook.argv, timeout_seconds=hook.timeout_seconds)
 
 
 def _key(owner: Owner) -> str:
     return owner.replace("/", ".")
 
 
-def _plain(record: SessionRecord | ForkRecord) -> Record:
+def _branch_key(fork: Uid, index: int) -> str:
+    return f"{fork}.{index}"
+
+
+def _plain(record: SessionRecord | ForkRecord | BranchRecord) -> Record:
     return cast("Record", msgspec.to_builtins(record))
 
 

@@ -6,7 +6,19 @@ import logging
 
 import msgspec
 
-from forktree.models import Level, Mode, Reason, Session, SessionPhase, SessionTemplate, Uid
+from forktree.kube.events import Subject
+from forktree.models import (
+    EventReason,
+    Level,
+    Mode,
+    Reason,
+    Session,
+    SessionPhase,
+    SessionState,
+    SessionTemplate,
+    Uid,
+)
+from forktree.models.session_template import Hook
 from forktree_agent.control.bakes import Bakes, TemplateNotFound
 from forktree_agent.control.children import bound
 from forktree_agent.control.decide_session import (
@@ -14,19 +26,32 @@ from forktree_agent.control.decide_session import (
     EndMachine,
     Look,
     Nothing,
+    Pause,
+    Release,
+    Resume,
     ShowFailed,
+    ShowPaused,
     ShowRunning,
+    ShowScore,
     Start,
     View,
     decide,
 )
 from forktree_agent.control.defects import Defects
+from forktree_agent.control.environment import SecretUnreadable, resolved
 from forktree_agent.control.identity import root_order
 from forktree_agent.control.owners import owner_of
-from forktree_agent.control.records import Limits, Lineage, SessionRecord
+from forktree_agent.control.records import HookRecord, HookRecords, Limits, Lineage, SessionRecord
 from forktree_agent.control.records import Start as Started
 from forktree_agent.control.status_writer import Vanished
-from forktree_agent.control.statuses import session_fails, session_runs, session_waits
+from forktree_agent.control.statuses import (
+    session_fails,
+    session_paused,
+    session_released,
+    session_runs,
+    session_scored,
+    session_waits,
+)
 from forktree_agent.control.world import World, boot_now, loop_now, wall_now
 from forktree_agent.engine.contract import (
     AtCapacity,
@@ -43,6 +68,8 @@ log = logging.getLogger(__name__)
 
 ROOM_RETRY_SECONDS = 5.0
 """Room is told of when something of ours ends; this is for what ends without us."""
+PAUSE_SECONDS = 30.0
+"""For a machine to stand still or go on: milliseconds, unless it is just being forked. Then we ask again."""
 BAKES_PER_START = 3
 """A baseline can be dropped between being baked and being used; more often than this it is a defect."""
 
@@ -88,18 +115,52 @@ class Sessions:
                 return 0.0
             case Start():
                 return await self._start(session)
-            case ShowRunning():
-                await self._show_running(session)
+            case ShowRunning() | ShowPaused():
+                await self._show_live(session, paused=isinstance(action, ShowPaused))
+                return None
+            case Pause() | Resume():
+                await self._set_paused(session, paused=isinstance(action, Pause))
+                return 0.0
+            case ShowScore():
+                record = self._world.records.session(owner_of(session))
+                await self._world.write_session(session, session_scored(session, record))
                 return None
             case ShowFailed(reason=reason, message=message):
                 return await self._fail(session, reason, message)
-            case EndMachine():
-                machine = self._world.machine(owner_of(session))
-                if machine is not None:
-                    log.info("ending_machine uid=%s phase=%s", session.metadata.uid, session.status.phase)
-                    await self._world.engine.release(machine.id)
-                    self._world.room_changed()
+            case Release(reason=reason, message=message):
+                await self._release(session, reason, message)
                 return None
+            case EndMachine():
+                await self._end_machine(session)
+                return None
+
+    async def _release(self, session: Session, reason: Reason | None, message: str) -> None:
+        """End the machine and then say so. A machine that is gone already needs the second alone."""
+        await self._end_machine(session)
+        session = self._world.sessions.get(session.metadata.uid) or session
+        record = self._world.records.session(owner_of(session))
+        status = session_released(
+            session, self._world.node, record, reason=reason, message=message, now=wall_now()
+        )
+        await self._world.write_session(session, status)
+        log.info("session_released uid=%s reason=%s", session.metadata.uid, reason)
+        event = EventReason.EXPIRED if reason is Reason.EXPIRED else EventReason.RELEASED
+        self._world.announcer.say(Subject.of(session), event, message)
+
+    async def _set_paused(self, session: Session, *, paused: bool) -> None:
+        machine = self._world.machine(owner_of(session))
+        if machine is None:
+            return  # Ended meanwhile; the next look says so.
+        engine, deadline = self._world.engine, loop_now() + PAUSE_SECONDS
+        await (engine.pause if paused else engine.resume)(machine.id, deadline=deadline)
+        log.info("%s uid=%s machine=%s", "paused" if paused else "resumed", session.metadata.uid, machine.id)
+
+    async def _end_machine(self, session: Session) -> None:
+        machine = self._world.machine(owner_of(session))
+        if machine is not None:
+            log.info("ending_machine uid=%s phase=%s", session.metadata.uid, session.status.phase)
+            await self._world.engine.release(machine.id)
+            self._world.room_changed()
 
     def _view(self, session: Session) -> View:
         owner = owner_of(session)
@@ -136,11 +197,14 @@ class Sessions:
         machine = self._world.machine(owner)
         if machine is None:
             try:
-                baseline, result = await self._branch(session, template, record)
+                started_from = await self._branch(session, template, record)
             except AtCapacity as err:
                 return await self._no_room(session, err)
-            except (EngineError, TemplateNotFound) as err:
+            except (EngineError, TemplateNotFound, SecretUnreadable) as err:
                 return await self._fail(session, err.reason, err.message)
+            if started_from is None:
+                return 0.0
+            baseline, result = started_from
             machine, fork_ms = result.children[0], result.clocks.fork_ms
             log.info(
                 "started uid=%s machine=%s baseline=%s fork_ms=%.1f",
@@ -157,15 +221,22 @@ class Sessions:
 
     async def _branch(
         self, session: Session, template: SessionTemplate, record: SessionRecord
-    ) -> tuple[Baseline, ForkResult]:
+    ) -> tuple[Baseline, ForkResult] | None:
+        """None: it is not wanted any more, which a bake takes long enough for."""
         uid = session.metadata.uid
+        hooks = record.lineage.hooks.commands()
+        hook_seconds = 0.0 if hooks.post is None else hooks.post.timeout_seconds
+        env = await resolved(self._world.client, session.metadata.namespace or "", session.spec.env)
         for _ in range(BAKES_PER_START):
             baseline = await self._baked(session, template)
+            if (self._world.sessions.get(uid) or session).spec.state is SessionState.RELEASED:
+                return None
             branching = self._world.engine.branch(
                 baseline.point,
-                [root_order(session)],
+                [root_order(session, env)],
                 TreeLimits(tree=TreeId(uid), memory_bytes=record.lineage.limits.memory_bytes),
-                deadline=loop_now() + self._world.settings.fork_seconds,
+                hooks=hooks,
+                deadline=loop_now() + self._world.settings.fork_seconds + hook_seconds,
             )
             try:
                 result = await self._defects.guarded(uid, branching)
@@ -213,16 +284,17 @@ class Sessions:
         await self._world.write_session(session, waits)
         return min(left, ROOM_RETRY_SECONDS)
 
-    async def _show_running(self, session: Session) -> None:
+    async def _show_live(self, session: Session, *, paused: bool) -> None:
         record = self._world.records.session(owner_of(session))
         assert record is not None
         if record.total_ms is None and session.metadata.uid == record.lineage.root:
             total_ms = (boot_now() - record.seen_at) * 1000
             record = msgspec.structs.replace(record, total_ms=total_ms)
             self._world.records.put_session(record)
-        await self._world.write_session(
-            session, session_runs(session, self._world.node, record, now=wall_now())
+        status = (session_paused if paused else session_runs)(
+            session, self._world.node, record, now=wall_now()
         )
+        await self._world.write_session(session, status)
 
     async def _fail(self, session: Session, reason: Reason, message: str) -> float:
         """Say so for good. Until it is written nothing is tried again; then what is left in memory may go."""
@@ -243,6 +315,8 @@ class Sessions:
             )
             await self._world.write_session(session, status)
             log.error("session_failed uid=%s reason=%s message=%r", uid, reason, message)
+            if record is None or record.start is None:  # One that ran and was lost was not rejected.
+                self._world.announcer.say(Subject.of(session), EventReason.REJECTED, f"{reason}: {message}")
         del self._verdicts[uid]
         self._world.waiting.over(uid)
 
@@ -271,7 +345,23 @@ def _begun(session: Session, template: SessionTemplate) -> SessionRecord:
             parent=None,
             depth=0,
             template_uid=template.metadata.uid,
-            limits=Limits(depth=limits.depth, memory_bytes=limits.memory_bytes),
+            hooks=HookRecords(
+                pre=_hook(template.spec.hooks.pre_fork), post=_hook(template.spec.hooks.post_fork)
+            ),
+            limits=Limits(
+                depth=limits.depth,
+                memory_bytes=limits.memory_bytes,
+                live=limits.live,
+                idle_seconds=limits.idle_seconds,
+                tree_ttl_seconds=limits.tree_ttl_seconds,
+                exec_seconds=limits.exec_seconds,
+            ),
         ),
         seen_at=boot_now(),
     )
+
+
+def _hook(hook: Hook | None) -> HookRecord | None:
+    if hook is None:
+        return None
+    return HookRecord(argv=tuple(hook.exec.command), timeout_seconds=float(hook.timeout_seconds))

@@ -176,7 +176,5 @@ class Sweep:
             ):
                 self._world.session_work.poke(session.metadata.uid)
         for fork in self._world.forks.all():
-            if not fork.status.phase.terminal and (
-                not fork.status.ready or fork.status.recorded != fork.status.replicas
-            ):
+            if not fork.status.phase.terminal:
                 self._world.fork_work.poke(fork.metadata.uid)

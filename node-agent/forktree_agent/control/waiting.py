@@ -31,6 +31,10 @@ class Waiting:
         """`uid` was refused for lack of room. Returns since when it waits for it."""
         return self._room.setdefault(uid, now)
 
+    def lacks_room(self, uid: Uid) -> bool:
+        """Whether `uid` waits for room."""
+        return uid in self._room
+
     def for_source(self, uid: Uid, source: SourceName, now: float) -> float:
         """`uid` needs `source` to become something else. Returns since when it waits for it."""
         self._interest.setdefault(source, set()).add(uid)

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from forktree.kube.client import KubeClient
-from forktree.models import Fork, ForkStatus, Session, SessionStatus, Uid
+from forktree.kube.events import Announcer
+from forktree.models import Fork, ForkStatus, Session, SessionPhase, SessionStatus, Uid
+from forktree_agent.control.activity import Activity
+from forktree_agent.control.branch_logs import BranchLogs
+from forktree_agent.control.living import Living
 from forktree_agent.control.objects import Store
 from forktree_agent.control.records import Records
 from forktree_agent.control.status_writer import Outdated, StatusWriter
@@ -28,9 +32,14 @@ class World:
     engine: Engine
     records: Records
     writer: StatusWriter
+    announcer: Announcer
+    living: Living
+    activity: Activity
     session_work: Workers
     fork_work: Workers
     prune_work: Workers
+    branch_work: Workers
+    logs: BranchLogs
     sessions: Store[Session] = field(default_factory=Store[Session])
     forks: Store[Fork] = field(default_factory=Store[Fork])
     tree: Tree = field(default_factory=Tree)
@@ -88,9 +97,8 @@ class World:
             old = self.sessions.get(item.metadata.uid)
             if not self.sessions.observe(item):
                 return
-            over = item.status.phase.terminal and (old is None or not old.status.phase.terminal)
-            if over and item.spec.fork_ref is not None:
-                self.fork_work.poke(Uid(item.spec.fork_ref.uid))  # It counts its children.
+            if item.spec.fork_ref is not None and _shown(old) != _shown(item):
+                self.fork_work.poke(Uid(item.spec.fork_ref.uid))  # It counts its children, and their scores.
         self.poke(item.metadata.uid)
         name = SourceName(item.kind, item.metadata.namespace or "", item.metadata.name)
         for uid in self.waiting.on_source(name):
@@ -121,6 +129,15 @@ class World:
         if written is not fork:  # Taking in what is known already would only ask for this very step again.
             self.observed(written)
         return written
+
+
+def _shown(child: Session | None) -> tuple[SessionPhase, float | None]:
+    """What a Fork says of its children from their own objects. One that is new to us is on its way to run."""
+    if child is None:
+        return SessionPhase.RUNNING, None
+    phase = child.status.phase
+    started = phase in {SessionPhase.PENDING, SessionPhase.STARTING}
+    return SessionPhase.RUNNING if started else phase, child.spec.score
 
 
 def loop_now() -> float:

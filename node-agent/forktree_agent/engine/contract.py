@@ -29,6 +29,8 @@ class Command:
     """A command in the guest, given to execve as it is: no shell, no expansion."""
 
     argv: tuple[str, ...]
+    id: str | None = None
+    """By which it can be attached to, here and, if it still runs at a fork, in every child. None: any."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the machine's own environment."""
     cwd: str | None = None
@@ -37,6 +39,8 @@ class Command:
     """Guest seconds until the process group is killed."""
     output_limit_bytes: int = 16 << 20
     """What goes beyond is read and dropped, and `truncated` says so."""
+    keep_end: bool = False
+    """Keep the end of each stream, up to the limit, in place of the beginning of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,24 @@ class ExecResult:
     """The process's exit code, 128 + signal where one killed it, -1 after a time-out."""
     timed_out: bool
     truncated: bool
+    end_lost: bool = False
+    """Although its end was to be kept: there was more than an engine reads of one command."""
+
+    def told(self) -> str:
+        """How it ended, in words, with the last of what it said."""
+        how = "no end before its time-out" if self.timed_out else f"exit code {self.exit_code}"
+        said = (self.stdout + self.stderr).decode(errors="replace").strip()[-200:]
+        return how + (f", {said!r}" if said else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Commands that take part in a fork: one that fails or is late fails it, as a child that fails does."""
+
+    pre: Command | None = None
+    """Run in the running parent when all else is ready for the stop. Not part of `branch`."""
+    post: Command | None = None
+    """Run in each child once it has its own identity, before anybody hears of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +84,28 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """When a booted machine counts as ready: `argv` exits 0."""
+class HttpGet:
+    """A request over the guest's loopback. Statuses 200 to 399 are success."""
 
-    argv: tuple[str, ...]
+    port: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretVariable:
+    """A variable whose value is nobody's business: it is never printed, journalled or hashed."""
+
+    name: str
+    value: str = field(repr=False)
+    version: str
+    """Says which value it is without saying it: equal versions are equal values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """When a booted machine counts as ready: a command that exits 0, or a request that succeeds."""
+
+    ask: tuple[str, ...] | HttpGet
     initial_delay_seconds: float = 0.0
     period_seconds: float = 1.0
     timeout_seconds: float = 5.0
@@ -85,6 +125,8 @@ class Shape:
     command: tuple[str, ...] = ()
     """The environment's own long-lived process; empty: none."""
     env: tuple[tuple[str, str], ...] = ()
+    secret_env: tuple[SecretVariable, ...] = ()
+    """Further variables; of these the baseline depends on the versions alone."""
     probe: Probe | None = None
     pins: tuple[Pin, ...] = ()
 
@@ -132,6 +174,8 @@ class Machine:
     """UUID, new in every machine and seen by its guest."""
     mode: Mode
     level: Level
+    paused: bool = False
+    """It stands still until it is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +195,8 @@ class ForkClocks:
     """Never one for another. Each is None where that clock does not exist."""
 
     pause_ms: float | None
-    """Parent stopped to parent running. None from an earlier instant: nothing was stopped."""
+    """Parent stopped to parent running. None from an earlier instant or of a paused parent: nothing was
+    stopped."""
     fork_ms: float
     """Parent stopped (earlier instant: children released from it) to every child running."""
     ready_ms: float
@@ -289,10 +334,32 @@ class DeadlineExceeded(EngineError):
     reason = Reason.DEADLINE_EXCEEDED
 
 
+class HookFailed(EngineError):
+    """A hook failed or was not done in time. No child is left, and the parent is as it was."""
+
+    reason = Reason.HOOK_FAILED
+
+
+class MachinePaused(EngineError):
+    """The machine stands still, so nothing can be run in it. Resumed, it can."""
+
+    reason = Reason.PAUSED
+    retryable = True
+
+
+class ExecNotFound(EngineError):
+    """The machine has no command of this id, and had none at its fork."""
+
+    reason = Reason.INVALID
+
+
 class CommandRefused(EngineError):
     """The guest could not start the command (no such file, no such folder, too many at once)."""
 
     reason = Reason.INVALID
+
+
+NO_HOOKS = Hooks()
 
 
 class Engine(Protocol):
@@ -320,18 +387,26 @@ class Engine(Protocol):
         orders: Sequence[ChildOrder],
         limits: TreeLimits,
         *,
+        hooks: Hooks = NO_HOOKS,
         deadline: float,
     ) -> ForkResult:
-        """Freeze an instant of the running `parent` under `owner` and start one child per order from it.
+        """Freeze an instant of `parent` under `owner` and start one child per order from it.
 
-        All or nothing: after any error or cancellation no child and no point is left, and the parent runs.
-        Without orders only the point is made. Raises `AtCapacity`, `MemoryLimit`, `TooFragmented`,
-        `ForkFailed`, `DeadlineExceeded`, `ParentLost`.
+        All or nothing: after any error or cancellation no child and no point is left, and the parent runs. A
+        paused parent stays paused; its children run. Without orders only the point is made. Raises
+        `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `HookFailed`, `DeadlineExceeded`,
+        `ParentLost`.
         """
         ...
 
     async def branch(
-        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+        self,
+        point: PointId,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        hooks: Hooks = NO_HOOKS,
+        deadline: float,
     ) -> ForkResult:
         """Start children from a held instant: a baseline's for a root, an earlier fork's to expand it again.
 
@@ -342,8 +417,32 @@ class Engine(Protocol):
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
         """Run a command to its end. On cancellation or deadline the command is killed in the guest.
 
-        Raises `CommandRefused`, `MachineGone`, `DeadlineExceeded`.
+        Raises `CommandRefused`, `MachineGone`, `MachinePaused`, `DeadlineExceeded`.
         """
+        ...
+
+    def execs(self, machine: MachineId) -> tuple[str, ...]:
+        """Ids of the commands that `attach` knows in a machine. Raises `MachineGone`."""
+        ...
+
+    async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        """The end of a command that was begun by another call, or that ran at this machine's fork.
+
+        Of the latter, and of one begun under an agent before this, what it wrote since is kept: 1 MiB of all
+        such commands of a machine. Giving up leaves the command alone. Raises `ExecNotFound`, `MachineGone`,
+        `DeadlineExceeded`, and what `exec` raises for a command that did not start.
+        """
+        ...
+
+    async def pause(self, machine: MachineId, *, deadline: float) -> None:
+        """Have a machine stand still, also over a restart of the agent. Idempotent.
+
+        Waits for a fork of it that is under way. Raises `MachineGone`, `DeadlineExceeded`.
+        """
+        ...
+
+    async def resume(self, machine: MachineId, *, deadline: float) -> None:
+        """Let a paused machine go on, its clock set to now. Idempotent. Raises as `pause` does."""
         ...
 
     async def release(self, machine: MachineId) -> None:

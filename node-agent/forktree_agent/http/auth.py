@@ -114,13 +114,21 @@ class Gate:
         return caller
 
     async def permit(
-        self, caller: Caller, verb: str, namespace: str, *, name: str = "", subresource: str = ""
+        self,
+        caller: Caller,
+        verb: str,
+        namespace: str,
+        *,
+        resource: str = "sessions",
+        name: str = "",
+        subresource: str = "",
     ) -> None:
-        """Return if `caller` may `verb` sessions (or their `subresource`). Raises `Refusal` (403) otherwise.
+        """Return if `caller` may `verb` it (or its `subresource`). Raises `Refusal` (403) otherwise.
 
         Only permissions are remembered: a right that is granted counts at once.
         """
-        key = (caller.token_hash, *(part.encode() for part in (verb, namespace, name, subresource)))
+        asked = (verb, namespace, resource, name, subresource)
+        key = (caller.token_hash, *(part.encode() for part in asked))
         if self._allowed.get(key):
             return
         spec = {
@@ -130,7 +138,7 @@ class Gate:
             "extra": caller.extra,
             "resourceAttributes": {
                 "group": GROUP,
-                "resource": "sessions",
+                "resource": resource,
                 "subresource": subresource,
                 "verb": verb,
                 "namespace": namespace,
@@ -139,7 +147,7 @@ class Gate:
         }
         answer = await self._ask("authorization.k8s.io", "SubjectAccessReview", "subjectaccessreviews", spec)
         if not msgspec.json.decode(answer, type=_AccessReview).status.allowed:
-            what = f"sessions/{subresource}" if subresource else "sessions"
+            what = f"{resource}/{subresource}" if subresource else resource
             sentence = f"{caller.username} may not {verb} {what} of {GROUP} in the namespace {namespace}"
             raise Refusal(Code.FORBIDDEN, sentence)
         self._allowed.keep(key, True, KEPT_SECONDS)

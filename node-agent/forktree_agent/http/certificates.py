@@ -27,15 +27,21 @@ CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A context to serve with, and the file clients verify it by (None: the given certificate's issuer)."""
+    """A context to serve with, and what clients verify it by."""
 
     context: ssl.SSLContext
     authority: Path | None
+    """PEM file of our own authority; None where a certificate was given."""
+    ca_bundle: str
+    """PEM of the certificates to trust: our authority, or the given chain itself, as its issuer is not known
+    here."""
 
 
 def given(certificate: Path, key: Path) -> Identity:
-    """The operator's own certificate chain."""
-    return Identity(_context(certificate, key), None)
+    """The operator's own certificate chain. Raises `ValueError` where the file has no certificate."""
+    # Written anew from what was read: the file may hold the key as well.
+    chain = x509.load_pem_x509_certificates(certificate.read_bytes())
+    return Identity(_context(certificate, key), None, "".join(_pem(each) for each in chain))
 
 
 def self_signed(directory: Path, hosts: list[str]) -> Identity:
@@ -60,7 +66,7 @@ def self_signed(directory: Path, hosts: list[str]) -> Identity:
     certificate_file, key_file = directory / "server.crt", directory / "server.key"
     _write(key_file, _pem_key(key), 0o600)
     _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    return Identity(_context(certificate_file, key_file), directory / "ca.crt")
+    return Identity(_context(certificate_file, key_file), directory / "ca.crt", _pem(authority_certificate))
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -126,6 +132,10 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -1,16 +1,14 @@
-"""Running a command in a session of this node, to its end."""
+"""Running a command in a session of this node, and asking for the end of one that another call began."""
 
 from __future__ import annotations
 
 import asyncio
 
-from forktree.kube.client import KubeClient
-from forktree.kube.errors import NotFound
-from forktree.models import ForkNode, Session, SessionPhase
+from forktree.models import Session, SessionPhase, SessionState
 from forktree.wire import Exec, ExecFinished
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.objects import ObjectGone
-from forktree_agent.engine.contract import Command
+from forktree_agent.engine.contract import Command, DeadlineExceeded, ExecResult
 from forktree_agent.http.errors import Code, Refusal
 
 START_SECONDS = 30.0
@@ -21,40 +19,80 @@ MARGIN_SECONDS = 30.0
 
 
 async def execute(
-    client: KubeClient, facade: Facade, namespace: str, session_id: str, request: Exec, *, request_id: str
+    facade: Facade, session: Session, request: Exec, *, start_by: float, request_id: str
 ) -> ExecFinished:
     """How the command ended. If the caller goes away first, it is killed in the guest.
 
-    Raises `Refusal`, and what the engine raises.
+    `session` is this node's, perhaps still on its way; it must run by `start_by` (loop time). Raises
+    `Refusal`, and what the engine raises.
     """
     loop = asyncio.get_running_loop()
-    session = await _running(client, facade, namespace, session_id)
+    session = await running(facade, session, start_by)
+    timeout_seconds = allowed_seconds(request, facade.exec_seconds(session))
+    exec_id = request.id or request_id
     command = Command(
         argv=request.arguments(),
+        id=exec_id,
         env=request.env,
         cwd=request.cwd,
         stdin=request.stdin.encode(),
-        timeout_seconds=request.timeout_seconds,
+        timeout_seconds=timeout_seconds,
     )
     began = loop.time()
-    deadline = began + request.timeout_seconds + MARGIN_SECONDS
+    deadline = began + timeout_seconds + MARGIN_SECONDS
     result = await facade.exec(session, command, deadline=deadline)
+    return _finished(exec_id, result, began)
+
+
+async def attach(
+    facade: Facade, session: Session, exec_id: str, *, start_by: float, wait_seconds: float
+) -> ExecFinished:
+    """How a command ended that another call began, or that ran at the session's fork.
+
+    `session` as for `execute`. Raises `Refusal`, `not_ready` while the command runs after `wait_seconds`, and
+    what the engine raises.
+    """
+    loop = asyncio.get_running_loop()
+    session = await running(facade, session, start_by)
+    began = loop.time()
+    try:
+        result = await facade.attach(session, exec_id, deadline=began + wait_seconds)
+    except DeadlineExceeded as err:
+        sentence = f"command {exec_id} of session {session.metadata.name} still runs"
+        raise Refusal(Code.NOT_READY, sentence) from err
+    return _finished(exec_id, result, began)
+
+
+def _finished(exec_id: str, result: ExecResult, began: float) -> ExecFinished:
     return ExecFinished(
-        id=request_id,
+        id=exec_id,
         stdout=result.stdout.decode(errors="replace"),
         stderr=result.stderr.decode(errors="replace"),
         exit_code=result.exit_code,
         timed_out=result.timed_out,
         truncated=result.truncated,
-        exec_time_ms=round((loop.time() - began) * 1000, 3),
+        exec_time_ms=round((asyncio.get_running_loop().time() - began) * 1000, 3),
     )
 
 
-async def _running(client: KubeClient, facade: Facade, namespace: str, session_id: str) -> Session:
-    """The session, once it runs on this node."""
-    session = facade.session(namespace, session_id) or await _elsewhere(client, facade, namespace, session_id)
+def allowed_seconds(request: Exec, limit: int | None) -> float:
+    """The command's time-out where a template allows at most `limit`. Raises `Refusal` for a longer one."""
+    asked = request.timeout_seconds
+    if limit is None or asked <= limit:
+        return asked
+    if "timeout_seconds" not in request.model_fields_set:
+        return float(limit)  # Nobody asked for more.
+    sentence = (
+        f"`timeout_seconds` is {asked:g}, but the session's template allows commands {limit} seconds"
+        " (treeLimits.execSeconds)"
+    )
+    raise Refusal(Code.BAD_REQUEST, sentence)
+
+
+async def running(facade: Facade, session: Session, deadline: float) -> Session:
+    """The session, once it runs on this node. Raises `Refusal`, `not_ready` for one that is paused."""
+    session_id = session.metadata.name
     if not _settled(session):
-        deadline = asyncio.get_running_loop().time() + START_SECONDS
         try:
             session = await facade.session_when(session.metadata.uid, _settled, deadline=deadline)
         except ObjectGone as err:
@@ -67,27 +105,18 @@ async def _running(client: KubeClient, facade: Facade, namespace: str, session_i
         raise Refusal(Code.SESSION_GONE, f"session {session_id} is being deleted")
     if status.phase.terminal:
         raise Refusal(Code.SESSION_GONE, status.message or f"session {session_id} is {status.phase}")
+    if _is_paused(session):
+        sentence = f"session {session_id} is paused: set its spec.state to Running to use it"
+        raise Refusal(Code.NOT_READY, sentence)
     return session
 
 
-async def _elsewhere(client: KubeClient, facade: Facade, namespace: str, session_id: str) -> Session:
-    """A session that this node has not seen: still on its way to it, or another node's, or nobody's."""
-    try:
-        session = await client.get(Session, namespace, session_id)
-    except NotFound as err:
-        sentence = f"there is no session {session_id} in the namespace {namespace}"
-        raise Refusal(Code.NO_SUCH_SESSION, sentence) from err
-    node = session.status.node or session.spec.node_name
-    if node is None or node == facade.node_name or session.status.phase.terminal:
-        return session
-    try:
-        endpoint = (await client.get(ForkNode, None, node)).status.endpoint
-    except NotFound:
-        endpoint = None
-    where = f"send this request to {endpoint}" if endpoint else "the address of its agent is not known"
-    raise Refusal(Code.WRONG_NODE, f"session {session_id} runs on node {node}: {where}")
-
-
 def _settled(session: Session) -> bool:
-    status = session.status
-    return session.metadata.deleting or status.phase is SessionPhase.RUNNING or status.phase.terminal
+    phase = session.status.phase
+    is_over = session.metadata.deleting or phase.terminal
+    return is_over or phase is SessionPhase.RUNNING or _is_paused(session)
+
+
+def _is_paused(session: Session) -> bool:
+    """It stands still and is to. One that is just asked to go on is worth waiting for."""
+    return session.status.phase is SessionPhase.PAUSED and session.spec.state is not SessionState.RUNNING

@@ -16,6 +16,8 @@ from forktree_agent.http.discarding import discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
 from forktree_agent.http.waiting import Vanished, until
 
+ALL_RUN = {ForkPhase.RUNNING, ForkPhase.COMPLETE}
+
 WAIT_SECONDS = 110.0
 """Existing clients give up on a fork after 120 s; they should hear why first."""
 
@@ -34,7 +36,7 @@ async def fork_session(
     refused = False
     try:
         fork = await until(client, fork, _settled, deadline=deadline)
-        if fork.status.phase is not ForkPhase.RUNNING:
+        if fork.status.phase not in ALL_RUN:
             refused = True
             raise _refused(fork)
     except Vanished as err:
@@ -99,7 +101,7 @@ def _settled(fork: Fork) -> bool:
     status = fork.status
     if fork.metadata.deleting or status.phase is ForkPhase.FAILED:
         return True
-    if status.phase is ForkPhase.RUNNING:
+    if status.phase in ALL_RUN:
         return (status.recorded or 0) >= fork.spec.replicas
     return status.reason is Reason.AT_CAPACITY
 

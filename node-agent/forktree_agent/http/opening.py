@@ -33,7 +33,7 @@ async def open_session(
     keep = not made
     try:
         session = await until(client, session, _settled, deadline=deadline)
-        if session.status.phase is not SessionPhase.RUNNING:
+        if not _lives(session):
             raise _refused(session)
         keep = True
     except Vanished as err:
@@ -89,7 +89,12 @@ def _settled(session: Session) -> bool:
     status = session.status
     if session.metadata.deleting or status.phase.terminal:
         return True
-    return status.phase is SessionPhase.RUNNING or status.reason is Reason.AT_CAPACITY
+    return _lives(session) or status.reason is Reason.AT_CAPACITY
+
+
+def _lives(session: Session) -> bool:
+    """It has a machine that answered. One that somebody has paused at once is the caller's all the same."""
+    return session.status.phase in {SessionPhase.RUNNING, SessionPhase.PAUSED}
 
 
 def _refused(session: Session) -> Refusal:

@@ -6,6 +6,7 @@ under `/v1`.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import re
 from collections.abc import Awaitable, Callable
@@ -17,18 +18,25 @@ from aiohttp import web
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Session
-from forktree.wire import CreateSession, Exec, ForkSession, Health, SessionDeleted
+from forktree.wire import EXEC_ID, CreateSession, Exec, ExecList, ForkSession, Health, SessionDeleted
+from forktree_agent.control.branch_logs import KEPT_BYTES
 from forktree_agent.control.facade import Facade
-from forktree_agent.http import bodies
+from forktree_agent.http import bodies, branch_log, executing, forking, locating
 from forktree_agent.http.auth import Caller, Gate
 from forktree_agent.http.describing import describe_all, describe_one
 from forktree_agent.http.errors import Code, Refusal
-from forktree_agent.http.executing import execute
-from forktree_agent.http.forking import fork_session
 from forktree_agent.http.opening import open_session
+from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
 from forktree_agent.http.requests import REQUEST_ID
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_EXEC_ID = re.compile(EXEC_ID)
+
+LOG_SECONDS = 15.0
+"""For another agent to read a log: milliseconds, and as many to send its 2 MiB."""
+
+WAIT_SECONDS_MAX = 110.0
+"""Existing clients give up on any answer after 120 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,10 @@ Answering = Callable[[Asked], Awaitable[web.Response]]
 class Api:
     """All handlers. It holds nothing but what it was given, and the gate's short memory."""
 
-    def __init__(self, client: KubeClient, facade: Facade) -> None:
+    def __init__(self, client: KubeClient, facade: Facade, proxy: Proxy) -> None:
         self._client = client
         self._facade = facade
+        self._proxy = proxy
         self._gate = Gate(client)
 
     def routes(self) -> list[web.RouteDef]:
@@ -61,6 +70,8 @@ class Api:
             ("GET", session, self._get, "get", ""),
             ("DELETE", session, self._delete, "delete", ""),
             ("POST", f"{session}/exec", self._exec, "create", "exec"),
+            ("GET", f"{session}/execs", self._execs, "get", "exec"),
+            ("GET", f"{session}/execs/{{exec_id}}", self._attach, "get", "exec"),
             ("POST", f"{session}/fork", self._fork, "create", "fork"),
         ]
         found = [
@@ -68,7 +79,10 @@ class Api:
             for method, path, answering, verb, subresource in paths
             for prefix in ("", "/ns/{namespace}")
         ]
-        return [web.get("/v1/health", _health), *found]
+        logs = [
+            web.get(f"{prefix}/v1{branch_log.PATH}", self._child_log) for prefix in ("", "/ns/{namespace}")
+        ]
+        return [web.get("/v1/health", _health), *found, *logs]
 
     def _checked(
         self, answering: Answering, verb: str, subresource: str
@@ -111,16 +125,79 @@ class Api:
 
     async def _exec(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, Exec)
-        request_id = asked.request[REQUEST_ID]
-        body = await execute(
-            self._client, self._facade, asked.namespace, asked.session_id, wanted, request_id=request_id
+        start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+        session = await locating.find_placed(
+            self._client, self._facade, asked.namespace, asked.session_id, deadline=start_by
+        )
+        if node := locating.other_node(self._facade, session):
+            end_by = start_by + wanted.timeout_seconds + executing.MARGIN_SECONDS
+            return await self._hand_on(asked, node, "exec", end_by)
+        body = await executing.execute(
+            self._facade, session, wanted, start_by=start_by, request_id=asked.request[REQUEST_ID]
+        )
+        return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+
+    async def _execs(self, asked: Asked) -> web.Response:
+        start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+        session = await locating.find_placed(
+            self._client, self._facade, asked.namespace, asked.session_id, deadline=start_by
+        )
+        if node := locating.other_node(self._facade, session):
+            return await self._hand_on(asked, node, "execs", start_by)
+        session = await executing.running(self._facade, session, start_by)
+        return await bodies.answer(ExecList(ids=self._facade.execs(session)))
+
+    async def _attach(self, asked: Asked) -> web.Response:
+        exec_id = asked.request.match_info["exec_id"]
+        if not _EXEC_ID.fullmatch(exec_id):
+            raise Refusal(Code.NOT_FOUND, "no command can have that id")
+        wait_seconds = _wait_seconds(asked.request)
+        start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+        session = await locating.find_placed(
+            self._client, self._facade, asked.namespace, asked.session_id, deadline=start_by
+        )
+        if node := locating.other_node(self._facade, session):
+            return await self._hand_on(asked, node, f"execs/{exec_id}", start_by + wait_seconds)
+        body = await executing.attach(
+            self._facade, session, exec_id, start_by=start_by, wait_seconds=wait_seconds
         )
         return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
 
     async def _fork(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, ForkSession)
-        body, status = await fork_session(self._client, asked.namespace, asked.session_id, wanted)
+        end_by = asyncio.get_running_loop().time() + forking.WAIT_SECONDS
+        parent = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
+        if node := locating.other_node(self._facade, parent):
+            return await self._hand_on(asked, node, "fork", end_by)
+        body, status = await forking.fork_session(self._client, asked.namespace, asked.session_id, wanted)
         return await bodies.answer(body, status)
+
+    async def _child_log(self, request: web.Request) -> web.Response:
+        caller = await self._gate.caller(request.headers.get("Authorization"))
+        namespace = _namespace(request, caller)
+        fork_id, index = branch_log.named(request)
+        await self._gate.permit(caller, "get", namespace, resource="forks", name=fork_id, subresource="log")
+        fork = await branch_log.find(self._client, namespace, fork_id)
+        if fork.status.node not in {None, self._facade.node_name}:
+            errand = Errand(
+                node=str(fork.status.node),
+                path=f"/ns/{namespace}/v1/forks/{fork_id}/children/{index}/log",
+                subject=f"fork {fork_id}",
+                deadline=asyncio.get_running_loop().time() + LOG_SECONDS + HOP_SECONDS,
+            )
+            return await self._proxy.forward(request, errand)
+        body = await branch_log.read(self._facade.branches, fork, index)
+        return await bodies.answer(body, about_bytes=2 * KEPT_BYTES)
+
+    async def _hand_on(self, asked: Asked, node: str, what: str, end_by: float) -> web.Response:
+        """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself."""
+        errand = Errand(
+            node=node,
+            path=f"/ns/{asked.namespace}/v1/sessions/{asked.session_id}/{what}",
+            subject=f"session {asked.session_id}",
+            deadline=end_by + HOP_SECONDS,
+        )
+        return await self._proxy.forward(asked.request, errand)
 
 
 async def _health(_: web.Request) -> web.Response:
@@ -137,6 +214,18 @@ def _namespace(request: web.Request, caller: Caller) -> str:
     if not _LABEL.fullmatch(namespace):
         raise Refusal(Code.BAD_REQUEST, "the namespace in the path is not a DNS label")
     return namespace
+
+
+def _wait_seconds(request: web.Request) -> float:
+    """`?wait_seconds=`: how long to wait for the end of a command; by custom not at all."""
+    text = request.query.get("wait_seconds", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= WAIT_SECONDS_MAX:
+        raise Refusal(Code.BAD_REQUEST, f"`wait_seconds` must be a number from 0 to {WAIT_SECONDS_MAX:g}")
+    return seconds
 
 
 def _no_such_session(session_id: str, namespace: str) -> Refusal:

@@ -56,6 +56,8 @@ class Served:
     port: int
     authority: Path | None
     """PEM file to verify the server by; None where a certificate was given."""
+    ca_bundle: str
+    """PEM to verify the server by, wherever its certificate comes from."""
 
 
 @asynccontextmanager
@@ -79,7 +81,7 @@ async def serving(listener: Listener, api: Api) -> AsyncGenerator[Served]:
         await site.start()
         port = int(runner.addresses[0][1])
         log.info("http_serving host=%s port=%d", listener.host, port)
-        yield Served(port=port, authority=identity.authority)
+        yield Served(port=port, authority=identity.authority, ca_bundle=identity.ca_bundle)
     finally:
         await runner.cleanup()
 

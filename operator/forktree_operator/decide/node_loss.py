@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forktree.models.conditions import ConditionType, find
+from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.fork import Fork
 from forktree.models.reasons import Reason
 from forktree.models.session import Session
@@ -83,6 +83,15 @@ def for_session(session: Session, reached: Verdict) -> Doubt | Fail | None:
             return Fail()
 
 
-def for_fork(fork: Fork, reached: Verdict) -> Fail | None:
+@dataclass(frozen=True, slots=True)
+class LosePoint:
+    """Say that the instant of a complete fork is not held any more."""
+
+
+def for_fork(fork: Fork, reached: Verdict) -> Fail | LosePoint | None:
     """What a verdict on its node means for a fork. A silent agent may still finish it: only loss counts."""
-    return Fail() if reached is Verdict.NODE_LOST and not fork.status.phase.terminal else None
+    if reached is not Verdict.NODE_LOST:
+        return None
+    if not fork.status.phase.terminal:
+        return Fail()
+    return LosePoint() if holds(fork.status.conditions, ConditionType.POINT_AVAILABLE) else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forktree.models.base import Uid
 from forktree.models.reasons import BakePhase, Reason
 from forktree.models.session import Session
 from forktree.models.session_template import SessionTemplate
@@ -25,6 +26,8 @@ class NodeRoom:
     """The node can start machines, and its agent is heard from."""
     free_bytes: int
     """Memory that nobody has been promised, as far as the operator knows. The agent has the last word."""
+    promised: frozenset[Uid] = frozenset()
+    """For what of late: sessions, and templates that are to be baked there. Not in `free_bytes`."""
 
 
 def place(
@@ -45,11 +48,9 @@ def place(
     usable = [node for node in nodes if node.usable]
     if not usable:
         return Wait(Reason.UNSCHEDULED, "no ready node")
-    needed_bytes = needed(template)
-    fitting = [node for node in usable if node.free_bytes >= needed_bytes]
+    fitting = [node for node in usable if node.free_bytes >= needed_on(node, template)]
     if not fitting:
-        largest_bytes = max(0, *(node.free_bytes for node in usable))
-        return Wait(Reason.UNSCHEDULED, _no_room(template, largest_bytes))
+        return Wait(Reason.UNSCHEDULED, _no_room(template, usable))
     phases = {entry.node: entry.phase for entry in template.status.nodes}
     best = min(fitting, key=lambda node: (_reluctance(phases.get(node.name)), -node.free_bytes, node.name))
     return Place(best.name)
@@ -58,6 +59,22 @@ def place(
 def needed(template: SessionTemplate) -> int:
     """Bytes that a session of `template` takes on its node, at worst."""
     return template.spec.machine.memory_bytes + MACHINE_OVERHEAD_BYTES
+
+
+def needed_on(node: NodeRoom, template: SessionTemplate) -> int:
+    """Bytes that the next session of `template` takes on `node`; the first there brings the baseline."""
+    return needed(template) + (baseline(template) if brings_baseline(node, template) else 0)
+
+
+def baseline(template: SessionTemplate) -> int:
+    """Bytes that the baseline of `template` takes on each node that has it."""
+    return template.spec.machine.memory_bytes
+
+
+def brings_baseline(node: NodeRoom, template: SessionTemplate) -> bool:
+    """Whether the next session of `template` is the first there: its baseline is counted by nobody yet."""
+    known = any(entry.node == node.name for entry in template.status.nodes)
+    return not known and template.metadata.uid not in node.promised
 
 
 def _reluctance(bake: BakePhase | None) -> int:
@@ -70,11 +87,16 @@ def _reluctance(bake: BakePhase | None) -> int:
             return 2
 
 
-def _no_room(template: SessionTemplate, largest_bytes: int) -> str:
+def _no_room(template: SessionTemplate, nodes: Sequence[NodeRoom]) -> str:
+    closest = min(nodes, key=lambda node: (needed_on(node, template) - node.free_bytes, node.name))
+    first = " and the baseline of its template" if brings_baseline(closest, template) else ""
     # Needs are rounded up and room down: no sentence says that 512 MiB do not fit into 512 MiB.
-    needed_mib, guest_mib = _mib_up(needed(template)), _mib_up(template.spec.machine.memory_bytes)
-    wanted = f"{needed_mib} MiB free for a machine of {guest_mib} MiB"
-    return f"no node has {wanted}; the largest has {largest_bytes >> 20} MiB"
+    needed_mib = _mib_up(needed_on(closest, template))
+    guest_mib, free_mib = _mib_up(template.spec.machine.memory_bytes), max(0, closest.free_bytes) >> 20
+    return (
+        f"no node has room: a machine of {guest_mib} MiB{first} takes {needed_mib} MiB, and node "
+        f"{closest.name}, which comes closest, has {free_mib} MiB free"
+    )
 
 
 def _mib_up(size_bytes: int) -> int:

@@ -19,12 +19,13 @@ from forktree_operator.decide.agents import AgentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a fork waits for its source, counted from the fork's creation by the API server's clock."""
+    """How long a fork waits for its source, counted from the fork's creation by the API server's clock.
+
+    For a source that is there but has no node it waits as long as its own `spec.timeoutSeconds` says.
+    """
 
     source_exists_seconds: float = 10.0
     """For the source's object to appear: a manifest may name the fork before its source."""
-    source_ready_seconds: float = 300.0
-    """For the source to have a node, which it gets at once unless none has room."""
 
 
 def route(
@@ -55,9 +56,9 @@ def route(
         found = _not_ready(f"the agent of node {found.node}, where {kind} {name} runs, does not answer")
     if not isinstance(found, Wait):
         return found
-    left_seconds = patience.source_ready_seconds - waited_seconds
+    left_seconds = fork.spec.timeout_seconds - waited_seconds
     if left_seconds <= 0:
-        limit = f"{patience.source_ready_seconds:g} s"
+        limit = f"{fork.spec.timeout_seconds} s"
         return Reject(Reason.DEADLINE_EXCEEDED, f"waited {limit} for the source: {found.message}")
     return Wait(found.reason, found.message, min(left_seconds, _next_look_seconds(waited_seconds)))
 

@@ -16,7 +16,16 @@ from forktree.models.base import (
 from forktree.models.conditions import Condition
 from forktree.models.fork import Fork, ForkSpec, ForkStatus
 from forktree.models.fork_node import ForkNode, ForkNodeStatus
-from forktree.models.reasons import BakePhase, ForkPhase, Level, Mode, Reason, SessionPhase
+from forktree.models.reasons import (
+    BakePhase,
+    EventReason,
+    ForkPhase,
+    Level,
+    Mode,
+    Reason,
+    SessionPhase,
+    SessionState,
+)
 from forktree.models.session import Session, SessionSpec, SessionStatus
 from forktree.models.session_template import SessionTemplate, SessionTemplateSpec, SessionTemplateStatus
 
@@ -28,6 +37,7 @@ __all__ = [
     "ApiObject",
     "BakePhase",
     "Condition",
+    "EventReason",
     "Fork",
     "ForkNode",
     "ForkNodeStatus",
@@ -42,6 +52,7 @@ __all__ = [
     "Session",
     "SessionPhase",
     "SessionSpec",
+    "SessionState",
     "SessionStatus",
     "SessionTemplate",
     "SessionTemplateSpec",

@@ -24,6 +24,7 @@ _ALIASES: Final = {
     "fork_point_id": "forkPointID",
     "parent_uid": "parentUID",
     "template_uid": "templateUID",
+    "tree_ttl_seconds": "treeTTLSeconds",
     "vm_generation_id": "vmGenerationID",
 }
 

@@ -20,6 +20,8 @@ class ConditionType(StrEnum):
     """Session: its machine answered its identity message. Fork: every child's did. ForkNode: takes work."""
     FORKED = "Forked"
     """Fork: every child runs."""
+    COMPLETE = "Complete"
+    """Fork: every branch's command and scorer is done, and so is pruning."""
     POINT_AVAILABLE = "PointAvailable"
     """Fork: the instant is held, so more children can start from it."""
 

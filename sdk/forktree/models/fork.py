@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -10,8 +11,9 @@ from forktree.models.base import ApiModel, ApiObject, Uid
 from forktree.models.conditions import Condition
 from forktree.models.names import FORK_NAME_MAX, NAME_RULES, REPLICAS_MAX
 from forktree.models.reasons import ForkPhase, Level, Mode, Reason, SessionPhase
-from forktree.models.schema import Column, Resource, cel, map_list
-from forktree.models.texts import ObjectName, ObjectUid
+from forktree.models.schema import Column, Resource, atomic_list, cel, map_list
+from forktree.models.session_template import EnvVar
+from forktree.models.texts import Argv, BranchName, LabelValue, ObjectName, ObjectUid, Seed
 
 
 class SourceRef(ApiModel):
@@ -48,11 +50,88 @@ class ForkSource(ApiModel):
         return self
 
 
+class BranchExec(ApiModel):
+    """A command that a child runs. A time-out is a result, not an error."""
+
+    argv: Argv = Field(min_length=1, json_schema_extra=atomic_list())
+    """Program and arguments, given to execve as they are: no shell, no expansion."""
+    timeout_seconds: int = Field(default=60, ge=1, le=3600)
+    """Guest seconds until its process group is killed; the exit code is then -1."""
+
+
+class Branch(ApiModel):
+    """What one child is told and does."""
+
+    name: BranchName | None = None
+    """What its user calls it: `FORKTREE_BRANCH` in its environment. A DNS label."""
+    seed: Seed | None = None
+    """Its seed, whatever `seedMode` says."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=32, json_schema_extra=map_list("name"))
+    """What it is told beside its parent's environment."""
+    exec: BranchExec | None = None
+    """Run in it once, as soon as the whole fork is ready."""
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict[str, str],
+        max_length=16,
+        json_schema_extra=cel(
+            (
+                "self.all(key, key.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"
+                "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && !key.contains('forktree.dev/'))",
+                "labels must have names like team or example.org/team, and none of forktree.dev: rename them",
+            )
+        ),
+    )
+    """Labels of its Session, beside ours."""
+
+
+class SeedMode(StrEnum):
+    """Where children without a seed of their own have theirs from."""
+
+    FRESH = "Fresh"
+    COMMON = "Common"
+    DERIVED = "Derived"
+
+
+class Scorer(ApiModel):
+    """How children are judged."""
+
+    exec: BranchExec
+    """Run once in each child, after its branch's command. It must exit with 0 and print one finite number,
+    and nothing else, on the last line of its standard output. Otherwise the child has no score."""
+
+
+class Prune(ApiModel):
+    """Which children may go on."""
+
+    keep_top: int = Field(ge=1, le=REPLICAS_MAX)
+    """So many are kept, the best scores first; without a score is lowest, and of equals the lower index is
+    kept. The others are deleted, once, when every command and scorer is done. A child that was forked by then
+    is kept in any case."""
+
+
+class KeepPoint(StrEnum):
+    """How long the instant is held."""
+
+    WHILE_CHILDREN = "WhileChildren"
+    ALWAYS = "Always"
+
+
 class ForkSpec(ApiModel):
     """What to fork and how often. Written once by a user; nothing in it can be changed."""
 
     model_config = ConfigDict(
-        json_schema_extra=cel(("self == oldSelf", "spec of a Fork cannot be changed: create another Fork"))
+        json_schema_extra=cel(
+            ("self == oldSelf", "spec of a Fork cannot be changed: create another Fork"),
+            (
+                "!has(self.branches) || self.branches.size() == 0 || self.branches.size() == self.replicas",
+                "branches must be empty or have exactly one entry for each of the replicas: set replicas to"
+                " their number, or leave branches out",
+            ),
+            (
+                "!has(self.seed) || self.seedMode != 'Fresh'",
+                "seed is not used by seedMode Fresh: set seedMode to Common or Derived, or leave seed out",
+            ),
+        )
     )
 
     source: ForkSource
@@ -71,6 +150,40 @@ class ForkSpec(ApiModel):
     )
     """How many children, 0 to 256; 0 only keeps the instant. Each is started at most once: a child that is
     deleted or fails is not replaced."""
+    branches: tuple[Branch, ...] = Field(
+        default=(),
+        max_length=REPLICAS_MAX,
+        json_schema_extra=atomic_list()
+        | cel(
+            (
+                # The names once, in a list of one, to be looked through by the server's own code: comparing
+                # 256 of them with each other in CEL takes it seconds.
+                "[self.map(each, has(each.name), each.name)].all(names,"
+                " names.all(name, names.indexOf(name) == names.lastIndexOf(name)))",
+                "branches must have names of their own: rename those that are alike, or leave names out",
+            )
+        ),
+    )
+    """What each child is told and does, in order of their index. Empty, or one entry for each child."""
+    seed: Seed | None = None
+    """What `seedMode` starts from. Unset: the parent's own seed."""
+    seed_mode: SeedMode = SeedMode.FRESH
+    """`Fresh`: each child has a random seed; `Common`: all have `seed`; `Derived`: each has the first 16
+    hexadecimal digits of the SHA-256 of `SEED:INDEX`. A child finds its own in `FORKTREE_SEED`."""
+    score: Scorer | None = None
+    """How children are judged. Unset: a child has a score only if its user sets one in its Session."""
+    prune: Prune | None = None
+    """Which children may go on. Unset: all."""
+    keep_point: KeepPoint = KeepPoint.WHILE_CHILDREN
+    """`WhileChildren`: the instant is held until no child of it is left, and none of a Fork that started from
+    it; with `replicas: 0`, and with `Always`, until this object is deleted."""
+    timeout_seconds: int = Field(default=300, ge=1, le=86_400)
+    """Seconds from creation until the fork has failed unless it is ready, with reason `AtCapacity` if there
+    was no room, else `DeadlineExceeded`. What branches run afterwards has time-outs of its own."""
+
+    def branch(self, index: int) -> Branch:
+        """What was said about one child; an empty one if nothing was."""
+        return self.branches[index] if self.branches else Branch()
 
 
 class ForkChild(ApiModel):
@@ -80,21 +193,32 @@ class ForkChild(ApiModel):
     """Which child, from 0."""
     name: str
     """Name of its Session."""
+    branch: str | None = None
+    """Name of its branch."""
     phase: SessionPhase
     """Its phase when this was written. Its Session tells what it is now."""
+    seed: str | None = None
+    """What it was told as `FORKTREE_SEED`."""
+    exit_code: int | None = None
+    """Of its branch's command: 128 + signal where one killed it, -1 after a time-out. Unset while it runs,
+    where it never ended, and where there is none."""
+    score: float | None = None
+    """The number that counts: its Session's `spec.score` where that was set, else what the scorer printed.
+    Stays when the child is gone."""
     mode: Mode | None = None
     """How it really started: `Fork` or `Clean`."""
     level: Level | None = None
     """What was carried on: `Memory`, `Gpu` (and memory), or `None`."""
     reason: Reason | None = None
-    """Why it failed, in one word."""
+    """Why it failed, why it has no score, or that it was pruned, in one word."""
 
 
 class ForkStatus(ApiModel):
     """How the fork went. Written by the node's agent; `node` by the operator."""
 
     phase: ForkPhase = ForkPhase.PENDING
-    """`Pending`: not begun; `Forking`; `Running`: every child runs; final is `Failed`: see `reason`."""
+    """`Pending`: not begun; `Forking`; `Running`: every child runs; final are `Complete`: branches are done,
+    scored and pruned, and `Failed`: see `reason`."""
     ready: bool = False
     """Every child has answered that it has its own identity, and takes commands."""
     reason: Reason | None = None
@@ -131,6 +255,11 @@ class ForkStatus(ApiModel):
     """Milliseconds from request seen by the agent until its answer was written."""
     mode: Mode | None = None
     """How the children really started: `Fork` or `Clean`."""
+    best: str | None = None
+    """Name of the child with the best score, of those that were not lost or pruned; of equals the lower
+    index."""
+    best_score: float | None = None
+    """Its score."""
     children: tuple[ForkChild, ...] = Field(
         default=(), max_length=REPLICAS_MAX, json_schema_extra=map_list("index")
     )
@@ -138,7 +267,8 @@ class ForkStatus(ApiModel):
     observed_generation: int | None = None
     """The generation of the object that this status is about."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=8, json_schema_extra=map_list("type"))
-    """`Forked`: every child runs; `Ready`: every child answered; `PointAvailable`: more can be started."""
+    """`Forked`: every child runs; `Ready`: every child answered; `Complete`: branches are done, scored and
+    pruned; `PointAvailable`: more children can be started."""
 
 
 class Fork(ApiObject):
@@ -157,9 +287,11 @@ class Fork(ApiObject):
             Column("Reason", ".status.reason"),
             Column("Want", ".spec.replicas", "integer", 0, "Children asked for"),
             Column("Ready", ".status.readyReplicas", "integer", 0, "Children that answered"),
-            Column("Pause ms", ".status.pauseMs", "number", 0, "Source stopped until it ran again"),
+            Column("Best", ".status.bestScore", "number", 0, "The best child's score"),
             Column("Fork ms", ".status.forkMs", "number", 0, "Source stopped until every child ran"),
             Column("Age", ".metadata.creationTimestamp", "date"),
+            Column("Pause ms", ".status.pauseMs", "number", 1, "Source stopped until it ran again"),
+            Column("Best child", ".status.best", priority=1),
             Column("Session", ".spec.source.session.name", priority=1),
             Column("From fork", ".spec.source.fork.name", priority=1),
             Column("Depth", ".status.depth", "integer", 1),

@@ -58,6 +58,8 @@ class ForkNodeStatus(ApiModel):
     """Version of forktree that the agent runs."""
     endpoint: str | None = None
     """URL of the agent's API, with scheme https."""
+    ca_bundle: str | None = Field(default=None, max_length=65536)
+    """Certificates in PEM to verify `endpoint` by; the other agents hand requests on under these alone."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=8, json_schema_extra=map_list("type"))
     """`Ready`: sessions may be placed here."""
 

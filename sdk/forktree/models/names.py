@@ -10,6 +10,9 @@ ROOT_LABEL: Final = "forktree.dev/root"
 """On every Session and Fork below a root: the root's uid."""
 FORK_LABEL: Final = "forktree.dev/fork"
 """On every child: the name of the Fork it was started by."""
+HEARTBEAT_ANNOTATION: Final = "forktree.dev/heartbeat-lease"
+"""On a root, set by its user: the name of a Lease in its namespace, by custom `<root>-heartbeat`. While that
+is renewed the tree lives; not renewed for its `leaseDurationSeconds`, the tree is deleted."""
 
 FORK_NAME_MAX: Final = 52
 """So that a child's name, which is longer by up to 10, still fits a label and a host name."""

@@ -17,6 +17,7 @@ class SessionPhase(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    PAUSED = "Paused"
     FAILED = "Failed"
     RELEASED = "Released"
 
@@ -25,12 +26,21 @@ class SessionPhase(StrEnum):
         return not SESSION_STEPS[self]
 
 
+class SessionState(StrEnum):
+    """What a session is asked to be. `Released` is final."""
+
+    RUNNING = "Running"
+    PAUSED = "Paused"
+    RELEASED = "Released"
+
+
 class ForkPhase(StrEnum):
-    """Where a fork stands. `Failed` is final; `Running` ends only by failing."""
+    """Where a fork stands. `Complete` and `Failed` are final."""
 
     PENDING = "Pending"
     FORKING = "Forking"
     RUNNING = "Running"
+    COMPLETE = "Complete"
     FAILED = "Failed"
 
     @property
@@ -48,11 +58,21 @@ class BakePhase(StrEnum):
 
 SESSION_STEPS: Final[Mapping[SessionPhase, frozenset[SessionPhase]]] = {
     SessionPhase.PENDING: frozenset(
-        # A child's object is written after its machine runs, so it goes to Running at once.
-        {SessionPhase.STARTING, SessionPhase.RUNNING, SessionPhase.FAILED, SessionPhase.RELEASED}
+        # A child's object is written after its machine runs, so it goes to Running at once, or to Paused.
+        {
+            SessionPhase.STARTING,
+            SessionPhase.RUNNING,
+            SessionPhase.PAUSED,
+            SessionPhase.FAILED,
+            SessionPhase.RELEASED,
+        }
     ),
-    SessionPhase.STARTING: frozenset({SessionPhase.RUNNING, SessionPhase.FAILED, SessionPhase.RELEASED}),
-    SessionPhase.RUNNING: frozenset({SessionPhase.FAILED, SessionPhase.RELEASED}),
+    SessionPhase.STARTING: frozenset(
+        # Asked to be paused before it was started, it is never said to run.
+        {SessionPhase.RUNNING, SessionPhase.PAUSED, SessionPhase.FAILED, SessionPhase.RELEASED}
+    ),
+    SessionPhase.RUNNING: frozenset({SessionPhase.PAUSED, SessionPhase.FAILED, SessionPhase.RELEASED}),
+    SessionPhase.PAUSED: frozenset({SessionPhase.RUNNING, SessionPhase.FAILED, SessionPhase.RELEASED}),
     SessionPhase.FAILED: frozenset(),
     SessionPhase.RELEASED: frozenset(),
 }
@@ -60,7 +80,8 @@ FORK_STEPS: Final[Mapping[ForkPhase, frozenset[ForkPhase]]] = {
     # One write tells all when a fork succeeds, so Forking is seen only where it takes long.
     ForkPhase.PENDING: frozenset({ForkPhase.FORKING, ForkPhase.RUNNING, ForkPhase.FAILED}),
     ForkPhase.FORKING: frozenset({ForkPhase.RUNNING, ForkPhase.FAILED}),
-    ForkPhase.RUNNING: frozenset({ForkPhase.FAILED}),
+    ForkPhase.RUNNING: frozenset({ForkPhase.COMPLETE, ForkPhase.FAILED}),
+    ForkPhase.COMPLETE: frozenset(),
     ForkPhase.FAILED: frozenset(),
 }
 BAKE_STEPS: Final[Mapping[BakePhase, frozenset[BakePhase]]] = {
@@ -118,6 +139,23 @@ class Level(StrEnum):
     NONE = "None"
 
 
+class EventReason(StrEnum):
+    """What a Kubernetes Event tells people about a tree."""
+
+    FORKED = "Forked"
+    """A Fork's children all run."""
+    PRUNED = "Pruned"
+    """An object was deleted, and the machines of all below it were ended."""
+    RELEASED = "Released"
+    """A session's machine was ended because its user asked for it."""
+    EXPIRED = "Expired"
+    """A clock of the tree ran out: a session's idleness, the tree's life, or its trainer's heartbeat."""
+    REJECTED = "Rejected"
+    """What was asked for cannot be."""
+    NODE_LOST = "NodeLost"
+    """A node is gone or was rebooted, and its machines with it."""
+
+
 class Reason(StrEnum):
     """Why something is as it is, in one word; the message beside it says the rest."""
 
@@ -126,23 +164,37 @@ class Reason(StrEnum):
     BAKING = "Baking"
     """Its template is being made ready on the node."""
     STARTING = "Starting"
+    """Its machine is being started."""
     AT_CAPACITY = "AtCapacity"
     """The node has no room; nothing was started, and it is tried again."""
     DEPTH_LIMIT = "DepthLimit"
     """The tree may not become deeper."""
     MEMORY_LIMIT = "MemoryLimit"
     """The tree may not take more memory."""
+    LIVE_LIMIT = "LiveLimit"
+    """The tree may not have more sessions alive at once."""
     IMAGE_NOT_FOUND = "ImageNotFound"
+    """The node has no image of that name."""
     TEMPLATE_NOT_FOUND = "TemplateNotFound"
+    """There is no template of that name in the namespace."""
     NEVER_READY = "NeverReady"
     """The readiness probe did not succeed in time."""
     PIN_MISMATCH = "PinMismatch"
     """A pinned version is another one."""
     BAKE_FAILED = "BakeFailed"
     """The template's machine did not boot, or its command did not start."""
+    SECRET_UNREADABLE = "SecretUnreadable"
+    """A Secret that the environment names is not there, lacks the entry, or may not be read by the agent."""
+    HOOK_FAILED = "HookFailed"
+    """A hook of the template failed or was not done in time; nothing of the fork is left."""
+    PAUSED = "Paused"
+    """It was asked to stand still."""
     SOURCE_NOT_FOUND = "SourceNotFound"
+    """What is to be forked is not there."""
     SOURCE_NOT_READY = "SourceNotReady"
+    """What is to be forked does not run yet."""
     SOURCE_FAILED = "SourceFailed"
+    """What is to be forked has failed."""
     SOURCE_GONE = "SourceGone"
     """The source was released, is being deleted, or is another object of the same name."""
     FOREIGN_OWNER = "ForeignOwner"
@@ -152,6 +204,7 @@ class Reason(StrEnum):
     TOO_FRAGMENTED = "TooFragmented"
     """A child would need more memory mappings than the kernel grants safely."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """It was not done in time."""
     MACHINE_LOST = "MachineLost"
     """The machine ended although nobody asked for it."""
     NODE_LOST = "NodeLost"
@@ -160,6 +213,20 @@ class Reason(StrEnum):
     """The machine to be forked ended before or during the fork."""
     POINT_LOST = "PointLost"
     """The instant to be forked is not held any more."""
+    EXPIRED = "Expired"
+    """Nothing was done in it for as long as its template allows, and its machine was ended."""
+    EXEC_FAILED = "ExecFailed"
+    """A branch's command ended with another exit code than 0."""
+    EXEC_TIMED_OUT = "ExecTimedOut"
+    """A branch's command was ended because its time was over."""
+    EXEC_NOT_STARTED = "ExecNotStarted"
+    """A branch's command could not be started."""
+    INTERRUPTED = "Interrupted"
+    """The node's agent ended while a branch's command or scorer ran; neither is ever run twice."""
+    NO_SCORE = "NoScore"
+    """The scorer failed, or did not print one number on its last line."""
+    PRUNED = "Pruned"
+    """Others of its fork had a better score."""
     AGENT_LOST = "AgentLost"
     """The node's agent does not answer; its machines may well run."""
     INVALID = "Invalid"

@@ -10,9 +10,10 @@ from pydantic import ConfigDict, Field, model_validator
 from forktree.models.base import ApiModel, ApiObject, Uid
 from forktree.models.conditions import Condition
 from forktree.models.names import NAME_RULES, REPLICAS_MAX
-from forktree.models.reasons import Level, Mode, Reason, SessionPhase
+from forktree.models.reasons import Level, Mode, Reason, SessionPhase, SessionState
 from forktree.models.schema import Column, Resource, cel, map_list
-from forktree.models.texts import ObjectName, ObjectUid
+from forktree.models.session_template import EnvVar
+from forktree.models.texts import ObjectName, ObjectUid, Seed
 
 
 class TemplateRef(ApiModel):
@@ -34,7 +35,10 @@ class ForkRef(ApiModel):
 
 
 class SessionSpec(ApiModel):
-    """Where a session comes from and where it runs. A user sets `templateRef`, forktree the rest."""
+    """Where a session comes from, what it is told, and what it is asked to be.
+
+    A user may change `state`, `score` and `rewards` at any time, and nothing else.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=cel(
@@ -56,6 +60,19 @@ class SessionSpec(ApiModel):
                 "!has(oldSelf.nodeName) || (has(self.nodeName) && self.nodeName == oldSelf.nodeName)",
                 "spec.nodeName cannot be changed once set: a session never moves, create another Session",
             ),
+            (
+                "has(self.seed) == has(oldSelf.seed) && (!has(self.seed) || self.seed == oldSelf.seed)",
+                "spec.seed cannot be changed: its machine was told already, create another Session",
+            ),
+            (
+                "(has(self.env) ? self.env : []) == (has(oldSelf.env) ? oldSelf.env : [])",
+                "spec.env cannot be changed: its machine was told already, create another Session",
+            ),
+            (
+                "oldSelf.state != 'Released' || self.state == 'Released'",
+                "spec.state Released is final, as the machine is gone: create another Session, or a Fork"
+                " from an instant of this one",
+            ),
         )
     )
 
@@ -65,6 +82,18 @@ class SessionSpec(ApiModel):
     """Set by the node agent: the Fork that made this child. To fork a session, create a Fork."""
     node_name: ObjectName | None = None
     """The node it runs on. Set once: by the operator for a root, by the node's agent for a child."""
+    seed: Seed | None = None
+    """What its programs are to seed their random generators from: `FORKTREE_SEED` in its environment."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=64, json_schema_extra=map_list("name"))
+    """What this session is told beside its template's environment. All below it are told the same, unless
+    their branch says otherwise."""
+    state: SessionState = SessionState.RUNNING
+    """What it is asked to be. `Paused`: its machine stands still, keeps its memory, and can be forked.
+    `Released`: its machine is ended, its place in the tree and its instants stay; final."""
+    score: float | None = None
+    """The user's number for it, higher is better. Set, it counts in place of a scorer's."""
+    rewards: dict[str, float] = Field(default_factory=dict[str, float], max_length=64)
+    """The user's further numbers by name, for instance one for each step. Kept and shown, not interpreted."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -81,8 +110,8 @@ class SessionStatus(ApiModel):
     """How the session stands. Written by the node's agent; by the operator only where the node is lost."""
 
     phase: SessionPhase = SessionPhase.PENDING
-    """`Pending`: not taken by a node; `Starting`; `Running`; final are `Released` (its machine was ended on
-    purpose, its place in the tree stays) and `Failed` (see `reason`)."""
+    """`Pending`: not taken by a node; `Starting`; `Running`; `Paused`: its machine stands still; final are
+    `Released` (its machine was ended on purpose, its place in the tree stays) and `Failed` (see `reason`)."""
     ready: bool = False
     """The machine has answered that it has its own identity, and takes commands."""
     reason: Reason | None = None
@@ -103,6 +132,8 @@ class SessionStatus(ApiModel):
     """Uid of the template that the tree started from."""
     vm_generation_id: str | None = None
     """UUID, new in every machine and seen by its guest in `/run/forktree/identity`."""
+    seed: str | None = None
+    """What its machine was told as `FORKTREE_SEED`."""
     mode: Mode | None = None
     """How it really started: `Fork` (state was carried on) or `Clean`. A root is a fork of the baseline."""
     level: Level | None = None
@@ -111,6 +142,8 @@ class SessionStatus(ApiModel):
     """Milliseconds from parent stopped until every child of the same fork ran. Agent's clock."""
     total_ms: float | None = None
     """Milliseconds from request seen by the agent until its answer was written. Agent's clock."""
+    score: float | None = None
+    """The number that counts: `spec.score` where that is set, else what the scorer of its Fork printed."""
     started_at: datetime | None = None
     """When its machine answered first. Node's wall clock."""
     observed_generation: int | None = None
@@ -134,6 +167,7 @@ class Session(ApiObject):
             Column("Phase", ".status.phase"),
             Column("Reason", ".status.reason"),
             Column("Depth", ".status.depth", "integer"),
+            Column("Score", ".status.score", "number"),
             Column("Node", ".status.node"),
             Column("Fork ms", ".status.forkMs", "number", 0, "Parent stopped until every child ran"),
             Column("Age", ".metadata.creationTimestamp", "date"),

@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from forktree.models.base import ApiModel, ApiObject
 from forktree.models.names import NAME_RULES
 from forktree.models.quantities import MemoryQuantity, memory_between, parse_bytes
 from forktree.models.reasons import BakePhase, Reason
 from forktree.models.schema import Column, Resource, atomic_list, cel, map_list
-from forktree.models.texts import Argv, EnvName, EnvValue
+from forktree.models.texts import Argv, EnvName, EnvValue, ObjectName
 
 MEMORY_MIN: Final = "128Mi"
 MEMORY_MAX: Final = "64Gi"
 
 
+class SecretKeyRef(ApiModel):
+    """One entry of a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: str = Field(min_length=1, max_length=253)
+    """Which of its entries. It must be text."""
+
+
+class EnvSource(ApiModel):
+    """Where the value of a variable is kept."""
+
+    secret_key_ref: SecretKeyRef
+    """In a Secret. Its value is in the machine and nowhere else: not in an object, a log or a journal."""
+
+
 class EnvVar(ApiModel):
     """One variable of the environment, given as it is: nothing in it is expanded."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "has(self.value) != has(self.valueFrom)",
+                "a variable must have exactly one of value and valueFrom: give value, if only an empty one,"
+                " or name a Secret in valueFrom.secretKeyRef",
+            )
+        )
+    )
+
     name: EnvName
     """Letters, digits and underscores, not starting with a digit."""
-    value: EnvValue = ""
-    """Up to 4096 characters."""
+    value: EnvValue | None = None
+    """Up to 4096 characters. Exactly one of this and `valueFrom`."""
+    value_from: EnvSource | None = None
+    """Where the value is read from when the machine is started. Whoever names a Secret must be allowed to
+    read Secrets of the namespace."""
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Self:
+        if (self.value is None) == (self.value_from is None):
+            raise ValueError(f"variable {self.name} has exactly one of value and valueFrom")
+        return self
 
 
 class Machine(ApiModel):
@@ -60,6 +95,24 @@ class ExecAction(ApiModel):
     """Program and arguments, given to execve as they are: no shell, no expansion. Exit code 0 is success."""
 
 
+class HttpGetAction(ApiModel):
+    """A request that guest init makes over loopback. A status from 200 to 399 is success."""
+
+    port: int = Field(ge=1, le=65535)
+    """Port on 127.0.0.1 in the guest."""
+    path: str = Field(
+        default="/",
+        max_length=1024,
+        json_schema_extra=cel(
+            (
+                "self.matches('^/[!-~]*$')",
+                "path must begin with / and hold printable ASCII without spaces: percent-encode the rest",
+            )
+        ),
+    )
+    """Path and query, as they are sent."""
+
+
 class Pin(ApiModel):
     """A version that must hold before a session of this template may count as ready."""
 
@@ -74,8 +127,20 @@ class Pin(ApiModel):
 class ReadinessProbe(ApiModel):
     """When a freshly booted machine counts as ready, so that it may be frozen as the baseline."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel(
+            (
+                "!has(self.exec) || !has(self.httpGet)",
+                "readinessProbe must have at most one of exec and httpGet: remove one",
+            )
+        )
+    )
+
     exec: ExecAction | None = None
-    """Ready once this succeeds. Unset: as soon as the machine is up and `command` has started."""
+    """Ready once this command succeeds. Without this and `httpGet`: as soon as the machine is up and
+    `command` has started."""
+    http_get: HttpGetAction | None = None
+    """Ready once this request succeeds. It is made inside the guest."""
     initial_delay_seconds: int = Field(default=0, ge=0, le=3600)
     """Seconds from boot to the first try."""
     period_seconds: int = Field(default=1, ge=1, le=3600)
@@ -88,6 +153,27 @@ class ReadinessProbe(ApiModel):
     """Versions that must hold, checked once the probe succeeded. Their output is part of the baseline id."""
 
 
+class Hook(ApiModel):
+    """A command that takes part in a fork. If it fails, or is not done in time, so does the whole fork."""
+
+    exec: ExecAction
+    """What is run."""
+    timeout_seconds: int = Field(default=10, ge=1, le=300)
+    """Guest seconds until it is ended and counts as failed."""
+
+
+class Hooks(ApiModel):
+    """What is run around a fork."""
+
+    pre_fork: Hook | None = None
+    """Run in a session right before it is stopped to be forked, to bring it to a step boundary. Not run when
+    children are started from an instant that is held already. A paused session cannot run it, so cannot be
+    forked by a template that has it."""
+    post_fork: Hook | None = None
+    """Run in every machine that goes on from an instant, with its own identity in its environment, before
+    anybody hears of it: in each child of a fork, and in a root, which goes on from the template's."""
+
+
 class TreeLimits(ApiModel):
     """What one tree, a root session and all below it, may take."""
 
@@ -95,6 +181,19 @@ class TreeLimits(ApiModel):
     """The deepest generation; a root has depth 0. A deeper fork fails with reason `DepthLimit`."""
     memory: MemoryQuantity | None = None
     """Memory of all its machines and instants in the worst case. Unset: only the node's own limit counts."""
+    live: int | None = Field(default=None, ge=1, le=100_000)
+    """Sessions with a machine at once, the root among them. A Fork that would make it more fails with reason
+    `LiveLimit`, and nothing of it is started. Unset: any number."""
+    idle_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """Seconds without a command or a fork in a session or in anything below it that has a machine, after
+    which its machine is ended: phase `Released`, reason `Expired`. Its place in the tree and its instants
+    stay. A restarted agent begins to count anew. Unset: never."""
+    tree_ttl_seconds: int | None = Field(default=None, ge=1, le=315_360_000)
+    """Seconds from the root's creation after which the root is deleted, and all below it, whatever is done
+    there. Unset: never."""
+    exec_seconds: int | None = Field(default=None, ge=1, le=3600)
+    """Longest time-out that a caller of the HTTP API may give a command; a longer one is refused. Who gives
+    none gets 30 seconds, or this if it is shorter. Unset: an hour."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -142,6 +241,8 @@ class SessionTemplateSpec(ApiModel):
     """Environment of `command` and of every command run in a session."""
     readiness_probe: ReadinessProbe | None = None
     """When the machine counts as ready. Unset: as soon as it is up and `command` has started."""
+    hooks: Hooks = Hooks()
+    """What is run around a fork."""
     tree_limits: TreeLimits = TreeLimits()
     """What one tree may take."""
 

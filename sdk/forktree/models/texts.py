@@ -13,5 +13,11 @@ ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, patt
 ObjectUid = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 EnvName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvValue = Annotated[str, StringConstraints(max_length=4096)]
+Seed = Annotated[str, StringConstraints(max_length=256)]
+"""What a program seeds its random generator from. Any text; it is handed on as it is."""
 Argument = Annotated[str, StringConstraints(max_length=16384)]
 Argv = Annotated[tuple[Argument, ...], Field(max_length=256)]
+BranchName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+LabelValue = Annotated[
+    str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+]

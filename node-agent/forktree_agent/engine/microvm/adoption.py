@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forktree_agent.engine.contract import EngineError, MachineExit, MachineId, Owner, PointLost
 from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.baking import BASELINE_KIND
-from forktree_agent.engine.microvm.endings import all_of
+from forktree_agent.engine.microvm.endings import all_of, until
 from forktree_agent.engine.microvm.keeping import asking
 from forktree_agent.engine.microvm.records import (
     BaselineRecord,
@@ -109,9 +109,13 @@ async def _resume(resources: Resources, record: MachineRecord, *, deadline: floa
     resources.vmms.keep_uid(record.uid)
     resources.ledger.record(record.id, machine_bytes(record.build.memory_bytes), record.tree)
     soon = min(deadline, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-    return await resources.vmms.resume(
+    vmm = await resources.vmms.resume(
         record.id, record.uid, record.build, f"tree-{record.tree}", deadline=soon
     )
+    async with until(soon, f"taking over {record.id}"):
+        await vmm.monitor.settle(paused=record.paused)
+    vmm.guest.take_over()
+    return vmm
 
 
 async def _end_strangers(resources: Resources, listing: Listing, known: set[str]) -> None:

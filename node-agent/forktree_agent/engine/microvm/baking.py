@@ -15,7 +15,7 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
-    ExecResult,
+    HttpGet,
     MachineGone,
     NeverReady,
     PinMismatch,
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 BASELINE_KIND = "baseline"
 PIN_SECONDS = 30.0
+HTTP_SUCCESS_MIN, HTTP_SUCCESS_MAX = 200, 399
 
 
 async def bake(
@@ -137,17 +138,17 @@ async def _freeze(resources: Resources, vmm: Vmm, state_file: str) -> None:
 
 async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str, str]:
     """Start the workload, wait for the probe, check the pins. Returns what each pin printed."""
-    env = dict(shape.env)
+    env = dict(shape.env) | {each.name: each.value for each in shape.secret_env}
     try:
         # Also without a command: it is how the guest learns the template's environment.
         await vmm.guest.start_workload(shape.command, env, deadline=deadline)
     except CommandRefused as err:
         raise BakeFailed(f"the template's command did not start: {err}") from err
     if shape.probe is not None:
-        await _probe(vmm, shape.probe, env, deadline=deadline)
+        await _probe(vmm, shape.probe, deadline=deadline)
     seen: dict[str, str] = {}
     for pin in shape.pins:
-        command = Command(argv=pin.argv, env=env, timeout_seconds=PIN_SECONDS)
+        command = Command(argv=pin.argv, timeout_seconds=PIN_SECONDS)
         try:
             result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
         except CommandRefused as err:
@@ -161,10 +162,9 @@ async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str,
     return seen
 
 
-async def _probe(vmm: Vmm, probe: Probe, env: dict[str, str], *, deadline: float) -> None:
+async def _probe(vmm: Vmm, probe: Probe, *, deadline: float) -> None:
     """Ask until it succeeds. The pauses are the probe's own period, not a wait for something to happen."""
-    command = Command(argv=probe.argv, env=env, timeout_seconds=probe.timeout_seconds)
-    name = " ".join(probe.argv)
+    name = _name(probe)
     last = "it had not answered once"
     try:
         async with until(deadline, name):
@@ -172,20 +172,33 @@ async def _probe(vmm: Vmm, probe: Probe, env: dict[str, str], *, deadline: float
             for attempt in range(probe.failure_threshold):
                 if attempt:
                     await asyncio.sleep(probe.period_seconds)
-                try:
-                    result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
-                except CommandRefused as err:
-                    last = str(err)
-                    continue
-                if result.exit_code == 0:
+                failure = await _ask(vmm, probe, deadline=deadline)
+                if failure is None:
                     return
-                last = _ending(result)
+                last = failure
     except DeadlineExceeded as err:
         raise NeverReady(f"{name} did not succeed before the deadline; the last time: {last}") from err
     raise NeverReady(f"{name} failed {probe.failure_threshold} times in a row; the last time: {last}")
 
 
-def _ending(result: ExecResult) -> str:
-    how = "no end before its time-out" if result.timed_out else f"exit code {result.exit_code}"
-    said = (result.stdout + result.stderr).decode(errors="replace").strip()[-200:]
-    return how + (f", {said!r}" if said else "")
+def _name(probe: Probe) -> str:
+    if isinstance(probe.ask, HttpGet):
+        return f"GET http://127.0.0.1:{probe.ask.port}{probe.ask.path}"
+    return " ".join(probe.ask)
+
+
+async def _ask(vmm: Vmm, probe: Probe, *, deadline: float) -> str | None:
+    """None if the machine is ready, else why not."""
+    if isinstance(probe.ask, HttpGet):
+        answer = await vmm.guest.http_get(
+            probe.ask.port, probe.ask.path, timeout_seconds=probe.timeout_seconds, deadline=deadline
+        )
+        if answer.status is None:
+            return answer.message or "no answer"
+        return None if HTTP_SUCCESS_MIN <= answer.status <= HTTP_SUCCESS_MAX else f"status {answer.status}"
+    command = Command(argv=probe.ask, timeout_seconds=probe.timeout_seconds)
+    try:
+        result = await vmm.guest.exec(command, UNIDENTIFIED, deadline=deadline)
+    except CommandRefused as err:
+        return str(err)
+    return None if result.exit_code == 0 else result.told()

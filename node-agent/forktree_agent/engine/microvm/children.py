@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forktree_agent.engine.contract import ChildOrder, ForkFailed, MachineGone, TreeLimits
+from forktree_agent.engine.contract import ChildOrder, Command, ForkFailed, MachineGone, TreeLimits
 from forktree_agent.engine.microvm.admission import in_mib, machine_bytes
 from forktree_agent.engine.microvm.endings import all_of
 from forktree_agent.engine.microvm.guest import Identity
+from forktree_agent.engine.microvm.hooks import POST_FORK, run_hook
 from forktree_agent.engine.microvm.monitor import MonitorError
 from forktree_agent.engine.microvm.records import Build, LayerRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.shim import ShimError
@@ -117,13 +118,15 @@ async def run_children(
     resources: Resources,
     children: Sequence[Waiting],
     point: PointRecord,
+    post_fork: Command | None,
     *,
     last_layer: LayerRecord | None,
     deadline: float,
 ) -> Born:
     """Let waiting children go on from `point`. `last_layer` is what they do not have mapped yet.
 
-    Raises `ForkFailed` when one does not run or does not answer its identity; the caller ends them all.
+    Raises `ForkFailed` when one does not run or does not answer its identity, `HookFailed` when `post_fork`
+    fails in one; the caller ends them all.
     """
     store = resources.store
     state_fd = store.descriptor(point.state_file)
@@ -140,7 +143,9 @@ async def run_children(
             return time.monotonic()
 
     async def answer(child: Waiting) -> float:
-        await child.vmm.guest.identified(child.record.generation, deadline=deadline)
+        guest, generation = child.vmm.guest, child.record.generation
+        await guest.identified(generation, deadline=deadline)
+        await run_hook(POST_FORK, post_fork, guest, generation, deadline=deadline)
         return time.monotonic()
 
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 from forktree.models.reasons import Level, Mode
 from forktree_agent.engine.contract import (
+    NO_HOOKS,
     Adoption,
     BakeFailed,
     Baseline,
@@ -19,10 +21,12 @@ from forktree_agent.engine.contract import (
     Command,
     ExecResult,
     ForkResult,
+    Hooks,
     Machine,
     MachineExit,
     MachineGone,
     MachineId,
+    MachinePaused,
     Owner,
     ParentLost,
     Point,
@@ -48,6 +52,7 @@ from forktree_agent.engine.microvm.vmms import Vmms
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
     from forktree_agent.engine.microvm.settings import EngineSettings
+    from forktree_agent.engine.microvm.vmms import Vmm
     from forktree_agent.journal import Journal
     from forktree_agent.keeper_client import Keeper
 
@@ -147,28 +152,64 @@ class MicroVmEngine:
         orders: Sequence[ChildOrder],
         limits: TreeLimits,
         *,
+        hooks: Hooks = NO_HOOKS,
         deadline: float,
     ) -> ForkResult:
         live = self._live.get(parent)
         if live is None:
             raise ParentLost(f"machine {parent} does not run")
         async with until(deadline, "the fork"), live.forking:
-            return self._enter(await fork(self._resources, live, owner, orders, limits, deadline=deadline))
+            forked = await fork(self._resources, live, owner, orders, limits, hooks=hooks, deadline=deadline)
+            return self._enter(forked)
 
     async def branch(
-        self, point: PointId, orders: Sequence[ChildOrder], limits: TreeLimits, *, deadline: float
+        self,
+        point: PointId,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        *,
+        hooks: Hooks = NO_HOOKS,
+        deadline: float,
     ) -> ForkResult:
         record = self._points.get(point)
         if record is None:
             raise PointLost(f"instant {point} is not held any more")
         async with until(deadline, "starting children"):
-            return self._enter(await branch(self._resources, record, orders, limits, deadline=deadline))
+            return self._enter(
+                await branch(self._resources, record, orders, limits, hooks=hooks, deadline=deadline)
+            )
 
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
+        live = self._running(machine)
+        if live.record.paused:
+            raise MachinePaused(f"machine {machine} is paused, and nothing can be run in it")
+        return await live.vmm.guest.exec(command, live.record.generation, deadline=deadline)
+
+    def execs(self, machine: MachineId) -> tuple[str, ...]:
+        return self._running(machine).vmm.guest.execs()
+
+    async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        return await self._running(machine).vmm.guest.attach(exec_id, deadline=deadline)
+
+    async def pause(self, machine: MachineId, *, deadline: float) -> None:
+        await self._set_paused(machine, paused=True, deadline=deadline)
+
+    async def resume(self, machine: MachineId, *, deadline: float) -> None:
+        await self._set_paused(machine, paused=False, deadline=deadline)
+
+    async def _set_paused(self, machine: MachineId, *, paused: bool, deadline: float) -> None:
+        live = self._running(machine)
+        async with until(deadline, f"{'pausing' if paused else 'resuming'} {machine}"), live.forking:
+            self._running(machine)  # It may have been released meanwhile, and its record must stay away.
+            if live.record.paused != paused:
+                live.record = self._resources.note_paused(live.record, paused=paused)
+            await to_the_end(_set_running(live.vmm, running=not paused), f"pause-{machine}")
+
+    def _running(self, machine: MachineId) -> Live:
         live = self._live.get(machine)
         if live is None:
             raise MachineGone(f"machine {machine} does not run")
-        return await live.vmm.guest.exec(command, live.record.generation, deadline=deadline)
+        return live
 
     async def release(self, machine: MachineId) -> None:
         # Out of the table first: whoever sees its process end from here on knows that it was meant to.
@@ -221,6 +262,15 @@ class MicroVmEngine:
             self._exits.put_nowait(
                 MachineExit(machine=MachineId(ended.machine), owner=Owner(live.record.owner), text=said)
             )
+
+
+async def _set_running(vmm: Vmm, *, running: bool) -> None:
+    if running:
+        # Queued first: the guest reads it before anything else when it wakes up.
+        vmm.guest.set_clock(time.time_ns())
+        await vmm.monitor.cont()
+    else:
+        await vmm.monitor.stop()
 
 
 async def _qemu_version(binary: str) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from forktree_agent.engine.contract import (
     ChildOrder,
     ForkClocks,
+    HookFailed,
+    Hooks,
     MachineGone,
     Owner,
     ParentLost,
@@ -19,6 +21,7 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.microvm.children import Origin, Waiting, names_for, prepare_children, run_children
 from forktree_agent.engine.microvm.freezing import Instant, expected_bytes, freeze
+from forktree_agent.engine.microvm.hooks import PRE_FORK, run_hook
 from forktree_agent.engine.microvm.records import BatchRecord, MachineRecord, PointRecord, to_journal
 from forktree_agent.engine.microvm.resources import POINT_KIND, Resources
 
@@ -30,7 +33,7 @@ MILLISECONDS = 1000.0
 
 @dataclass(slots=True)
 class Live:
-    """A machine that answered its identity, and its turn to be forked: one freeze at a time."""
+    """A machine that answered its identity, and its turn to be forked, paused or resumed: one at a time."""
 
     record: MachineRecord
     vmm: Vmm
@@ -53,10 +56,13 @@ async def fork(
     orders: Sequence[ChildOrder],
     limits: TreeLimits,
     *,
+    hooks: Hooks,
     deadline: float,
 ) -> Forked:
-    """Fork a running machine. The caller sees to it that one parent is frozen by one fork at a time."""
+    """Fork a machine. The caller sees to it that one parent is frozen by one fork at a time."""
     parent, vmm = live.record, live.vmm
+    if parent.paused and hooks.pre is not None:
+        raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
     try:
         size_bytes = await expected_bytes(vmm, deadline=deadline)
     except MachineGone as err:
@@ -85,17 +91,20 @@ async def fork(
             limits,
             deadline=deadline,
         )
-        instant = await freeze(vmm, layer, layer_fd, state_fd, size_bytes)
+        await _pre_fork(live, hooks, deadline=deadline)
+        instant = await freeze(vmm, layer, layer_fd, state_fd, size_bytes, paused=parent.paused)
         point = _hold(resources, point, instant)
         children = tuple(_with_layer(resources, child, layer) for child in waiting)
-        born = await run_children(resources, children, point, last_layer=instant.layer, deadline=deadline)
+        born = await run_children(
+            resources, children, point, hooks.post, last_layer=instant.layer, deadline=deadline
+        )
         batch.commit()
     paused = instant.running_at - instant.stopped_at
     return Forked(
         point,
         children,
         ForkClocks(
-            pause_ms=paused * MILLISECONDS,
+            pause_ms=None if parent.paused else paused * MILLISECONDS,
             fork_ms=(born.running_at - instant.stopped_at if children else paused) * MILLISECONDS,
             ready_ms=(born.ready_at - instant.stopped_at if children else paused) * MILLISECONDS,
         ),
@@ -108,6 +117,7 @@ async def branch(
     orders: Sequence[ChildOrder],
     limits: TreeLimits,
     *,
+    hooks: Hooks,
     deadline: float,
 ) -> Forked:
     """Start children from an instant that is held already. Nothing is stopped."""
@@ -116,7 +126,7 @@ async def branch(
         origin = Origin(point.baseline, point.chain, point.build)
         children = await prepare_children(resources, names, orders, origin, limits, deadline=deadline)
         released_at = time.monotonic()
-        born = await run_children(resources, children, point, last_layer=None, deadline=deadline)
+        born = await run_children(resources, children, point, hooks.post, last_layer=None, deadline=deadline)
         batch.commit()
     return Forked(
         point,
@@ -127,6 +137,13 @@ async def branch(
             ready_ms=(born.ready_at - released_at) * MILLISECONDS,
         ),
     )
+
+
+async def _pre_fork(live: Live, hooks: Hooks, *, deadline: float) -> None:
+    try:
+        await run_hook(PRE_FORK, hooks.pre, live.vmm.guest, live.record.generation, deadline=deadline)
+    except MachineGone as err:
+        raise ParentLost(f"the parent ended before it was forked: {err}") from err
 
 
 def _hold(resources: Resources, point: PointRecord, instant: Instant) -> PointRecord:

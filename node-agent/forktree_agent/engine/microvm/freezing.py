@@ -43,14 +43,18 @@ async def expected_bytes(parent: Vmm, *, deadline: float) -> int:
     return min(parent.build.memory_bytes, int(private * PREPARE_MARGIN) + PREPARE_EXTRA_BYTES)
 
 
-async def freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int) -> Instant:
-    """Copy what is the parent's own, and its device state, at one instant. Afterwards it runs again.
+async def freeze(
+    parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int, *, paused: bool
+) -> Instant:
+    """Copy what is the parent's own, and its device state, at one instant. Afterwards it runs again, unless
+    it is meant to stand still.
 
     Not cut short by a cancellation: a stopped parent is worse than a late one. Raises `ParentLost`.
     """
     try:
         return await to_the_end(
-            _freeze(parent, layer_id, layer_fd, state_fd, size_bytes), f"freeze-{parent.name}"
+            _freeze(parent, layer_id, layer_fd, state_fd, size_bytes, paused=paused),
+            f"freeze-{parent.name}",
         )
     except MachineGone as err:
         raise ParentLost(f"the parent ended while it was forked: {err}") from err
@@ -58,7 +62,9 @@ async def freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_
         raise ForkFailed(f"the parent could not be frozen: {err}") from err
 
 
-async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int) -> Instant:
+async def _freeze(
+    parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int, *, paused: bool
+) -> Instant:
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
     await parent.shim.prepare(layer_fd, size_bytes, deadline=deadline)
     try:
@@ -72,7 +78,8 @@ async def _freeze(parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size
                         parent.shim.dump(GAP_PAGES, deadline=deadline), parent.monitor.save_state()
                     )
                 finally:
-                    await _bounded(parent.monitor.cont())
+                    if not paused:
+                        await _bounded(parent.monitor.cont())
                 running_at = time.monotonic()
         except TimeoutError as err:
             raise ParentLost(f"the parent's QEMU did not answer for {FREEZE_SECONDS:.0f} s") from err

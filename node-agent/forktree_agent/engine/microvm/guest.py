@@ -1,9 +1,9 @@
 """The agent's end of the guest channel: commands in, their output out, and the identity after a fork.
 
 What comes from the guest is a stranger's word. Every frame is checked against what was asked, frames of
-another generation or of commands that nobody waits for are dropped (a request that had reached the guest
-before a fork is answered by the parent and by every child), all that is kept has a bound, and a guest that
-goes on talking nonsense is not listened to any more.
+another generation or of commands that nobody can ask for are dropped, all that is kept has a bound, and a
+guest that goes on talking nonsense is not listened to any more. A request that had reached the guest before a
+fork is answered by the parent and by every child; in a child it is a carried command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 from forktree_agent.engine.contract import (
@@ -23,10 +23,17 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
+    ExecNotFound,
     ExecResult,
     MachineGone,
 )
 from forktree_agent.engine.microvm import guest_frames as frames
+from forktree_agent.engine.microvm.guest_execs import (
+    READ_FOR_END_BYTES,
+    CarriedExecs,
+    Ending,
+    GuestExec,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -64,25 +71,6 @@ class Identity:
     env: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class _Running:
-    """A command that somebody waits for."""
-
-    generation: str
-    output_left: int
-    ended: asyncio.Future[frames.Exited | frames.ExecFailed]
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
-    truncated: bool = False
-
-    def take(self, output: frames.Output) -> None:
-        """Keep what was asked for; a guest that sends more than its limit does not fill our memory."""
-        kept = output.data[: self.output_left]
-        self.truncated |= len(kept) < len(output.data)
-        self.output_left -= len(kept)
-        (self.stdout if output.stream is frames.Stream.STDOUT else self.stderr).extend(kept)
-
-
 class GuestChannel:
     """Speaks with one guest, before and after the agent that began it, over a stream socket that it owns.
 
@@ -107,7 +95,9 @@ class GuestChannel:
         self._started: asyncio.Future[frames.Started | frames.StartFailed] | None = None
         self._identities: dict[str, asyncio.Future[frames.Identified | frames.IdentityFailed]] = {}
         self._pings: dict[str, asyncio.Future[frames.Pong]] = {}
-        self._running: dict[str, _Running] = {}
+        self._gets: dict[str, asyncio.Future[frames.HttpStatus]] = {}
+        self._running: dict[str, GuestExec] = {}
+        self._carried = CarriedExecs()
         self._workload_exit: frames.WorkloadExit | None = None
 
     @asynccontextmanager
@@ -170,6 +160,7 @@ class GuestChannel:
             env=dict(identity.env),
         )
         self._identities[identity.generation] = self._loop.create_future()
+        self._carried.open()
         self._send(self._encode(request))
 
     async def identified(self, generation: str, *, deadline: float) -> None:
@@ -194,21 +185,49 @@ class GuestChannel:
         finally:
             del self._pings[nonce]
 
+    def take_over(self) -> None:
+        """Ask for the commands that an agent before us began: they are carried ones from here on."""
+        self._carried.open()
+        self._send(self._encode(frames.ListExecs()))
+
+    def set_clock(self, unix_ns: int) -> None:
+        """Have the guest set its wall clock, nanoseconds since 1970, before it does anything else."""
+        self._send(self._encode(frames.SetClock(unix_ns=unix_ns)))
+
+    async def http_get(
+        self, port: int, path: str, *, timeout_seconds: float, deadline: float
+    ) -> frames.HttpStatus:
+        """What a server in the guest answers to a request over loopback. That it does not is an answer too.
+
+        Raises `DeadlineExceeded` if the guest itself does not answer, `MachineGone`.
+        """
+        nonce = uuid.uuid4().hex
+        self._gets[nonce] = self._loop.create_future()
+        timeout_ms = max(1, math.ceil(timeout_seconds * 1000))
+        try:
+            self._send(self._encode(frames.HttpGet(nonce=nonce, port=port, path=path, timeout_ms=timeout_ms)))
+            return await self._wait(self._gets[nonce], f"ask port {port}", deadline)
+        finally:
+            del self._gets[nonce]
+
     async def exec(self, command: Command, generation: str, *, deadline: float) -> ExecResult:
         """Run a command to its end in the machine of this generation.
 
         On cancellation or deadline the command is killed in the guest. Raises `CommandRefused` if it did not
         start, `AtCapacity` while too many run or too much input waits, `DeadlineExceeded`, `MachineGone`.
         """
+        exec_id = command.id or uuid.uuid4().hex
+        if exec_id in self._running or not self._carried.forget(exec_id):
+            raise CommandRefused(f"a command with the id {exec_id} runs already")
         request = frames.Exec(
-            id=uuid.uuid4().hex,
+            id=exec_id,
             generation=generation,
             argv=command.argv,
             env=dict(command.env),
             cwd=command.cwd,
             stdin=command.stdin or None,
             timeout_ms=max(1, math.ceil(command.timeout_seconds * 1000)),
-            output_limit=command.output_limit_bytes,
+            output_limit=READ_FOR_END_BYTES if command.keep_end else command.output_limit_bytes,
         )
         line = self._encode(request)
         if len(line) > frames.MAX_REQUEST_BYTES:
@@ -217,7 +236,8 @@ class GuestChannel:
             )
         if self._unsent_bytes > _BACKLOG_BYTES:
             raise AtCapacity(f"{self._unsent_bytes} bytes wait to be read by machine {self._name}")
-        running = _Running(generation, command.output_limit_bytes, self._loop.create_future())
+        end_bytes = command.output_limit_bytes if command.keep_end else None
+        running = GuestExec(generation, request.output_limit, self._loop.create_future(), end_bytes=end_bytes)
         self._running[request.id] = running
         try:
             self._send(line)
@@ -230,15 +250,26 @@ class GuestChannel:
             raise
         finally:
             del self._running[request.id]
+        return self._outcome(running, ended)
+
+    def execs(self) -> tuple[str, ...]:
+        """Ids of the commands that `attach` knows."""
+        return tuple(sorted({*self._running, *self._carried.ids()}))
+
+    async def attach(self, exec_id: str, *, deadline: float) -> ExecResult:
+        """The end of a command that somebody waits for, or of a carried one, with what it wrote since.
+
+        Giving up leaves the command alone. Raises `ExecNotFound`, and what `exec` raises.
+        """
+        known = self._running.get(exec_id) or self._carried.get(exec_id)
+        if known is None:
+            raise ExecNotFound(f"machine {self._name} knows of no command {exec_id}")
+        return self._outcome(known, await self._wait(known.ended, f"end command {exec_id}", deadline))
+
+    def _outcome(self, known: GuestExec, ended: Ending) -> ExecResult:
         if isinstance(ended, frames.ExecFailed):
             raise self._refusal(ended)
-        return ExecResult(
-            stdout=bytes(running.stdout),
-            stderr=bytes(running.stderr),
-            exit_code=-1 if ended.timed_out else ended.code,
-            timed_out=ended.timed_out,
-            truncated=ended.truncated or running.truncated,
-        )
+        return known.result(ended)
 
     def _refusal(self, failed: frames.ExecFailed) -> CommandRefused | AtCapacity | GuestError:
         message = _quoted(failed.message)
@@ -338,23 +369,25 @@ class GuestChannel:
             case frames.Identified() | frames.IdentityFailed():
                 _settle(self._identities.get(report.generation), report)
             case frames.Output():
-                if (running := self._waited_for(report)) is not None:
+                if (running := self._running.get(report.id)) is None:
+                    self._carried.take(report)
+                elif _is_open(running, report):
                     running.take(report)
             case frames.Exited() | frames.ExecFailed():
-                if (running := self._waited_for(report)) is not None:
+                if (running := self._running.get(report.id)) is None:
+                    self._carried.take(report)
+                elif _is_open(running, report):
                     _settle(running.ended, report)
+            case frames.Running():
+                self._carried.confirm(report.ids)
+            case frames.HttpStatus():
+                _settle(self._gets.get(report.nonce), report)
             case frames.WorkloadExit():
                 self._workload_exit = self._workload_exit or report
             case frames.Pong():
                 _settle(self._pings.get(report.nonce), report)
             case _:
                 assert_never(report)
-
-    def _waited_for(self, report: frames.Output | frames.Exited | frames.ExecFailed) -> _Running | None:
-        running = self._running.get(report.id)
-        if running is None or running.generation != report.generation or running.ended.done():
-            return None
-        return running
 
     # Ending
 
@@ -376,7 +409,13 @@ class GuestChannel:
             _fail([self._started], end)
         _fail(self._identities.values(), end)
         _fail(self._pings.values(), end)
+        _fail(self._gets.values(), end)
         _fail((running.ended for running in self._running.values()), end)
+        _fail(self._carried.futures(), end)
+
+
+def _is_open(running: GuestExec, report: frames.Output | Ending) -> bool:
+    return running.generation == report.generation and not running.ended.done()
 
 
 def _settle(future: asyncio.Future[_T] | None, value: _T) -> None:

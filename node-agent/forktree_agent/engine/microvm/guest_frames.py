@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_REQUEST_BYTES = 24 << 20
 """The guest drops longer lines: 16 MiB of input in base64, and room for arguments."""
 MAX_REPORT_BYTES = 1 << 20
@@ -66,6 +66,25 @@ class Ping(Frame, frozen=True, tag="ping"):
     """Answered at once."""
 
     nonce: str
+
+
+class ListExecs(Frame, frozen=True, tag="list"):
+    """Answered by `Running`."""
+
+
+class SetClock(Frame, frozen=True, tag="clock"):
+    """For a machine that stood still."""
+
+    unix_ns: int
+
+
+class HttpGet(Frame, frozen=True, tag="http_get"):
+    """Ask a server of the workload over loopback; answered by `HttpStatus`."""
+
+    nonce: str
+    port: int
+    path: str
+    timeout_ms: int
 
 
 class Stream(StrEnum):
@@ -147,7 +166,22 @@ class Pong(Frame, frozen=True, tag="pong"):
     nonce: str
 
 
-Request = Start | TakeIdentity | Exec | Cancel | Ping
+class Running(Frame, frozen=True, tag="running"):
+    """The commands that run: said before each `Identified`, and when asked."""
+
+    generation: str
+    ids: tuple[str, ...]
+
+
+class HttpStatus(Frame, frozen=True, tag="http_status"):
+    """Exactly one of `status` and `message`: the server's status code, or why there is none."""
+
+    nonce: str
+    status: int | None
+    message: str | None
+
+
+Request = Start | TakeIdentity | Exec | Cancel | Ping | ListExecs | SetClock | HttpGet
 Report = (
     Booted
     | Started
@@ -159,6 +193,8 @@ Report = (
     | ExecFailed
     | WorkloadExit
     | Pong
+    | Running
+    | HttpStatus
 )
 
 _encoder = msgspec.json.Encoder()

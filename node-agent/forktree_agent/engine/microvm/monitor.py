@@ -8,7 +8,7 @@ import os
 import socket
 import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 from qemu.qmp import EventListener, ExecInterruptedError, QMPClient, QMPError
@@ -80,6 +80,13 @@ class Monitor:
 
     async def cont(self) -> None:
         await self._command("cont")
+
+    async def settle(self, *, paused: bool) -> None:
+        """Make a machine that another agent may have left in the midst of a freeze what it is meant to be."""
+        # The keeper's copy of the connection hides that agent's end from QEMU, so its file stays offered.
+        with suppress(MonitorError):  # Most of the time there is none.
+            await self.withdraw_state_file()
+        await (self.stop() if paused else self.cont())
 
     async def is_running(self) -> bool:
         return msgspec.convert(await self._command("query-status"), RunStatus).running

@@ -55,6 +55,8 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[str, ...]
     """Layers it was born with, oldest first; a fork of it starts from these and one more."""
     build: Build
+    paused: bool = False
+    """It is meant to stand still. Written before it does, so that no agent lets it go on by mistake."""
 
     def grown(self, layer: str) -> MachineRecord:
         """This machine as born of a chain with one layer more."""
@@ -69,6 +71,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
             generation=self.generation,
             mode=mode,
             level=level,
+            paused=self.paused,
         )
 
 

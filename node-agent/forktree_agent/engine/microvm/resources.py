@@ -49,6 +49,12 @@ class Resources:
         self.journal.put(MACHINE_KIND, record.id, to_journal(record))
         self.store.use(record.id, record.chain)
 
+    def note_paused(self, record: MachineRecord, *, paused: bool) -> MachineRecord:
+        """Write down that a machine is to stand still, or to run, before it does."""
+        noted = msgspec.structs.replace(record, paused=paused)
+        self.journal.put(MACHINE_KIND, record.id, to_journal(noted))
+        return noted
+
     async def end_machine(self, name: str) -> None:
         """End a machine and all that was its own; its record goes last. Idempotent."""
         value = self.journal.get(MACHINE_KIND, name)

@@ -51,8 +51,6 @@ struct Exec {
     output_left: usize,
     truncated: bool,
     status: Option<libc::c_int>,
-    /// It began before a fork and goes on here, but it is the parent that answers for it.
-    detached: bool,
 }
 
 /// All of them.
@@ -77,7 +75,7 @@ impl Execs {
         if self.running.len() >= MAX_RUNNING {
             return Err(Refused::new(Refusal::TooMany, format!("{MAX_RUNNING} commands run already")));
         }
-        if self.running.values().any(|exec| !exec.detached && exec.id == request.id) {
+        if self.running.values().any(|exec| exec.id == request.id) {
             return Err(Refused::new(Refusal::Invalid, "a command with this id runs already"));
         }
         let failed = |error: io::Error| Refused::new(Refusal::Internal, format!("no streams can be made: {error}"));
@@ -103,7 +101,6 @@ impl Execs {
             output_left: request.output_limit,
             truncated: false,
             status: None,
-            detached: false,
         };
         self.running.insert(pid, exec);
         Ok(())
@@ -112,7 +109,7 @@ impl Execs {
     /// Kill the command with this id, if there is one.
     pub fn cancel(&mut self, id: &str) {
         for (pid, exec) in &self.running {
-            if exec.id == id && !exec.detached && exec.status.is_none() {
+            if exec.id == id && exec.status.is_none() {
                 sys::kill_group(*pid);
             }
         }
@@ -134,11 +131,16 @@ impl Execs {
         self.running.values().filter(|exec| exec.status.is_none()).filter_map(|exec| exec.deadline).min()
     }
 
-    /// This is another machine now: the parent answers for all that runs.
-    pub fn detach_all(&mut self) {
+    /// This is another machine now. What runs goes on in the parent and here, and is told of in both.
+    pub fn carry_on(&mut self, generation: &str) {
         for exec in self.running.values_mut() {
-            exec.detached = true;
+            generation.clone_into(&mut exec.generation);
         }
+    }
+
+    /// Those that are not told to have ended.
+    pub fn ids(&self) -> Vec<String> {
+        self.running.values().map(|exec| exec.id.clone()).collect()
     }
 
     /// What to poll for reading.
@@ -148,7 +150,7 @@ impl Execs {
             if let Some(launch) = &exec.launch {
                 sources.push((launch.as_raw_fd(), Source::Launch(*pid)));
             }
-            if !port_takes_output && !exec.detached {
+            if !port_takes_output {
                 continue; // The pipes fill up and the command waits.
             }
             for (pipe, stream) in [(&exec.stdout, Stream::Stdout), (&exec.stderr, Stream::Stderr)] {
@@ -208,9 +210,7 @@ impl Execs {
     }
 
     fn finish(&mut self, exec: Exec, port: &mut Port) {
-        if !exec.detached {
-            port.send(&exec.report());
-        }
+        port.send(&exec.report());
         // Whoever still holds the other ends runs in the background and must not die of a closed pipe.
         self.orphans.extend(exec.stdout.into_iter().chain(exec.stderr).map(|pipe| pipe.reader));
         while self.orphans.len() > MAX_ORPHANS {
@@ -263,7 +263,7 @@ impl Exec {
         let kept = output.len().min(self.output_left);
         self.output_left -= kept;
         self.truncated |= kept < output.len();
-        if kept > 0 && !self.detached {
+        if kept > 0 {
             let data = Blob(output[..kept].to_vec());
             port.send(&Report::Output { generation: self.generation.clone(), id: self.id.clone(), stream, data });
         }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// Version of this protocol, said in `booted`.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Longer lines are dropped whole: 16 MiB of input in base64, and room for arguments.
 pub const MAX_LINE_BYTES: usize = 24 << 20;
@@ -58,6 +58,22 @@ pub enum Request {
     Cancel { id: String },
     /// Answered by a `pong` with the same nonce.
     Ping { nonce: String },
+    /// Answered by `running`.
+    List,
+    /// The wall clock, nanoseconds since 1970: sent to a machine that stood still.
+    Clock { unix_ns: i64 },
+    /// Ask a server of the workload over loopback; answered by `http_status` with the same nonce.
+    HttpGet(HttpGetRequest),
+}
+
+/// A request to 127.0.0.1 of which only the status is of interest.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct HttpGetRequest {
+    pub nonce: String,
+    pub port: u16,
+    /// Path and query, as they are sent.
+    pub path: String,
+    pub timeout_ms: u64,
 }
 
 /// Who this machine is from now on.
@@ -109,7 +125,8 @@ pub enum Refusal {
     Internal,
 }
 
-/// What the guest tells. Commands' frames carry the generation under which the command began.
+/// What the guest tells. Commands' frames carry the generation of the machine that sends them: a command that goes on
+/// in a forked machine is told of under the new one.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Report {
@@ -158,6 +175,17 @@ pub enum Report {
     },
     Pong {
         nonce: String,
+    },
+    /// The commands that run: said before each `identified`, and when asked.
+    Running {
+        generation: String,
+        ids: Vec<String>,
+    },
+    /// Exactly one of `status` and `message`: the server's status code, or why there is none.
+    HttpStatus {
+        nonce: String,
+        status: Option<u16>,
+        message: Option<String>,
     },
 }
 
@@ -274,6 +302,14 @@ mod tests {
             }),
             Request::Cancel { id: "a1".to_owned() },
             Request::Ping { nonce: "n1".to_owned() },
+            Request::List,
+            Request::Clock { unix_ns: 1_767_225_600_123_456_789 },
+            Request::HttpGet(HttpGetRequest {
+                nonce: "n2".to_owned(),
+                port: 8000,
+                path: "/ready?deep=1".to_owned(),
+                timeout_ms: 5000,
+            }),
         ];
         let decoded: Vec<_> = golden("guest").iter().map(|line| Request::decode(line.as_bytes())).collect();
         assert_eq!(decoded, expected.into_iter().map(Some).collect::<Vec<_>>());
@@ -317,6 +353,9 @@ mod tests {
             refused(Refusal::Internal),
             Report::WorkloadExit { generation: NIL_GENERATION.to_owned(), code: 137, signal: Some(9) },
             Report::Pong { nonce: "n1".to_owned() },
+            Report::Running { generation: generation(), ids: strings(&["a1", "a2"]) },
+            Report::HttpStatus { nonce: "n2".to_owned(), status: Some(200), message: None },
+            Report::HttpStatus { nonce: "n2".to_owned(), status: None, message: Some("refused".to_owned()) },
         ];
         let encoded: Vec<_> = reports.iter().map(|report| String::from_utf8(report.encode()).expect("UTF-8")).collect();
         assert_eq!(encoded, golden("host").iter().map(|line| format!("{line}\n")).collect::<Vec<_>>());

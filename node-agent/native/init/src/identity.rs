@@ -49,24 +49,32 @@ impl Persona {
     /// Take on `identity`. After an error the workload runs on and this machine is still who it was, but its clock,
     /// host name or random generator may be the new one's already.
     pub fn assume(&mut self, identity: Identity, group: &mut WorkloadGroup) -> Result<(), String> {
+        let branch = self.branch_with(&identity.env);
         let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
         let seed = <[u8; 32]>::try_from(identity.entropy.0.as_slice()).map_err(|_| "entropy is not 32 bytes")?;
         let frozen = group.freeze().map_err(failed("freeze the workload"))?;
         sys::set_wall_clock(identity.unix_ns).map_err(failed("set the clock"))?;
         sys::set_hostname(&identity.hostname).map_err(failed("set the host name"))?;
         sys::reseed(&seed).map_err(failed("reseed the random generator"))?;
-        write_file(&identity_file(&identity)).map_err(failed("write the identity file"))?;
+        write_file(&identity_file(&identity, &branch)).map_err(failed("write the identity file"))?;
         self.generation = identity.generation;
-        self.branch = identity.env;
+        self.branch = branch;
         frozen.thaw().map_err(failed("thaw the workload"))
+    }
+
+    /// What the machine this was forked from had been told holds here too, unless `own` says otherwise.
+    fn branch_with(&self, own: &Env) -> Env {
+        let mut branch = self.branch.clone();
+        branch.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+        branch
     }
 }
 
 /// `/run/forktree/identity`, for processes that were running: a shell can read it, and so can anything that splits
 /// at newlines and unquotes. Names that a shell cannot hold are left out.
-fn identity_file(identity: &Identity) -> String {
+fn identity_file(identity: &Identity, branch: &Env) -> String {
     let own = [(GENERATION, &identity.generation), ("FORKTREE_HOSTNAME", &identity.hostname)];
-    let branch = identity.env.iter().map(|(name, value)| (name.as_str(), value));
+    let branch = branch.iter().map(|(name, value)| (name.as_str(), value));
     let mut text = String::new();
     for (name, value) in branch.filter(|(name, _)| is_shell_name(name)).chain(own) {
         text.extend([name, "='", &value.replace('\'', "'\\''"), "'\n"]);
@@ -111,15 +119,26 @@ mod tests {
     }
 
     #[test]
+    fn a_branch_keeps_what_its_parent_was_told_unless_it_is_told_otherwise() {
+        let mut persona = Persona::new();
+        persona.branch = env(&[("A", "parent"), ("B", "parent")]);
+        assert_eq!(
+            persona.branch_with(&env(&[("B", "own"), ("C", "own")])),
+            env(&[("A", "parent"), ("B", "own"), ("C", "own")])
+        );
+    }
+
+    #[test]
     fn the_identity_file_can_be_read_by_a_shell() {
         let identity = Identity {
             generation: "g".to_owned(),
             hostname: "h".to_owned(),
             unix_ns: 0,
             entropy: Blob(vec![]),
-            env: env(&[("A", "it's $HOME\nhere"), ("not a name", "x"), ("9", "x"), ("", "x"), ("_b1", "")]),
+            env: Env::new(),
         };
+        let branch = env(&[("A", "it's $HOME\nhere"), ("not a name", "x"), ("9", "x"), ("", "x"), ("_b1", "")]);
         let expected = "A='it'\\''s $HOME\nhere'\n_b1=''\nFORKTREE_GENERATION='g'\nFORKTREE_HOSTNAME='h'\n";
-        assert_eq!(identity_file(&identity), expected);
+        assert_eq!(identity_file(&identity, &branch), expected);
     }
 }

@@ -6,6 +6,7 @@
 mod boot;
 mod execs;
 mod frames;
+mod http_get;
 mod identity;
 mod port;
 mod process;

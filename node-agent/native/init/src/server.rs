@@ -2,6 +2,7 @@
 
 use crate::execs::{ending, Execs, Source};
 use crate::frames::{Env, ExecRequest, Refusal, Report, Request, PROTOCOL};
+use crate::http_get::Gets;
 use crate::identity::Persona;
 use crate::port::Port;
 use crate::process::Refused;
@@ -20,6 +21,7 @@ enum Origin {
     WorkloadStart,
     WorkloadOutput,
     Exec(Source),
+    HttpGet(RawFd),
 }
 
 /// Serves the host until the channel breaks.
@@ -29,14 +31,15 @@ pub struct Server {
     group: WorkloadGroup,
     persona: Persona,
     execs: Execs,
+    gets: Gets,
     workload: Option<Workload>,
     started: bool,
 }
 
 impl Server {
     pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup) -> Self {
-        let (persona, execs) = (Persona::new(), Execs::default());
-        Self { port, signals, group, persona, execs, workload: None, started: false }
+        let (persona, execs, gets) = (Persona::new(), Execs::default(), Gets::default());
+        Self { port, signals, group, persona, execs, gets, workload: None, started: false }
     }
 
     /// Runs for as long as the machine does; returns only the error that ended it.
@@ -54,7 +57,8 @@ impl Server {
         self.port.flush()?;
         let now = Instant::now();
         let (mut polled, origins) = self.poll_set(now);
-        let wake = self.execs.next_deadline().into_iter().chain(self.port.resumes(now)).min();
+        let deadlines = [self.execs.next_deadline(), self.gets.next_deadline(), self.port.resumes(now)];
+        let wake = deadlines.into_iter().flatten().min();
         sys::poll(&mut polled, wake.map(|at| at.saturating_duration_since(now)))?;
         // In order: the port comes first, so that an identity is taken on before anything else happens.
         for (entry, origin) in polled.iter().zip(origins) {
@@ -62,7 +66,9 @@ impl Server {
                 self.handle(origin)?;
             }
         }
-        self.execs.expire(Instant::now());
+        let now = Instant::now();
+        self.execs.expire(now);
+        self.gets.expire(now, &mut self.port);
         Ok(())
     }
 
@@ -80,6 +86,7 @@ impl Server {
         }
         let execs = self.execs.sources(self.port.takes_output());
         sources.extend(execs.into_iter().map(|(fd, source)| (fd, libc::POLLIN, Origin::Exec(source))));
+        sources.extend(self.gets.sources().map(|(fd, events)| (fd, events, Origin::HttpGet(fd))));
         sources.into_iter().map(|(fd, events, origin)| (libc::pollfd { fd, events, revents: 0 }, origin)).unzip()
     }
 
@@ -98,6 +105,7 @@ impl Server {
                 }
             }
             Origin::Exec(source) => self.execs.readable(source, &mut self.port),
+            Origin::HttpGet(fd) => self.gets.proceed(fd, &mut self.port),
         }
         Ok(())
     }
@@ -109,7 +117,8 @@ impl Server {
                 let generation = identity.generation.clone();
                 let report = match self.persona.assume(identity, &mut self.group) {
                     Ok(()) => {
-                        self.execs.detach_all();
+                        self.execs.carry_on(&generation);
+                        self.tell_running(); // First, so that whoever knows of this machine knows of these.
                         Report::Identified { generation }
                     }
                     Err(message) => Report::IdentityFailed { generation, message },
@@ -119,7 +128,16 @@ impl Server {
             Request::Exec(request) => self.exec(request),
             Request::Cancel { id } => self.execs.cancel(&id),
             Request::Ping { nonce } => self.port.send(&Report::Pong { nonce }),
+            Request::List => self.tell_running(),
+            // PID 1 may do this; a clock that the kernel refuses to set is as wrong as it was.
+            Request::Clock { unix_ns } => drop(sys::set_wall_clock(unix_ns)),
+            Request::HttpGet(request) => self.gets.start(request, &mut self.port),
         }
+    }
+
+    fn tell_running(&mut self) {
+        let generation = self.persona.generation().to_owned();
+        self.port.send(&Report::Running { generation, ids: self.execs.ids() });
     }
 
     fn start(&mut self, argv: &[String], env: Env) {

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -225,6 +226,24 @@ pub fn device_events() -> io::Result<OwnedFd> {
     // SAFETY: pointer and size describe `address`.
     check(unsafe { libc::bind(socket.as_raw_fd(), std::ptr::addr_of!(address).cast(), size) })?;
     Ok(socket)
+}
+
+/// Begin to connect to a port of 127.0.0.1, never blocking. Poll for writing tells when that is decided.
+pub fn connect_loopback(port: u16) -> io::Result<TcpStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain numbers.
+    let socket = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    // SAFETY: all zeroes is a valid `sockaddr_in`.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::sa_family_t::try_from(libc::AF_INET).map_err(|_| io::ErrorKind::InvalidInput)?;
+    address.sin_port = port.to_be();
+    address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    let size = libc::socklen_t::try_from(std::mem::size_of_val(&address)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: pointer and size describe `address`.
+    match check(unsafe { libc::connect(socket.as_raw_fd(), std::ptr::addr_of!(address).cast(), size) }) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
 }
 
 /// End the machine. The kernel command line says `reboot=t panic=-1` and QEMU runs with `-no-reboot`.

@@ -1,0 +1,126 @@
+"""One development node: its keeper and its agent, with a folder, control group, users and port of their own.
+
+Several on one machine are as good as several machines: they share nothing but the API server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from forktree_dev import images, native, ports, provisioning
+from forktree_dev.kubectl import Kubectl, KubectlFailed
+from forktree_dev.processes import Service
+
+STOP_SECONDS = 30.0
+"""The keeper ends and reaps every machine before it goes."""
+
+UIDS = 4_096
+"""User ids that an agent takes for its machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What one development node may take."""
+
+    memory_limit_bytes: int = 4 << 30
+    """Worst case over all machines at once; the agent refuses beyond it."""
+    accelerator: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifacts:
+    """What an agent needs that is built from this checkout."""
+
+    guest_directory: Path
+    shim_library: Path
+
+    @classmethod
+    def built(cls) -> Self:
+        """Looked up in the cache, and built where missing. Some seconds even then: all sources are hashed, so
+        who starts several systems should ask once."""
+        return cls(guest_directory=images.guest_directory(list(images.IMAGES)), shim_library=native.shim())
+
+
+class Node:
+    """Keeper and agent of the Node object `name`."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        kubectl: Kubectl,
+        machine_dir: Path,
+        cgroup: str,
+        uid_base: int,
+        sizes: Sizes,
+        artifacts: Artifacts,
+        env: Mapping[str, str],
+        outlives_us: bool,
+    ) -> None:
+        """`folder` gets logs and records; `machine_dir`, in memory, what must end with the machine's boot."""
+        self.name = name
+        self.machine_dir = machine_dir
+        self._kubectl = kubectl
+        self._kubeconfig = folder / "agent.kubeconfig"
+        (port,) = ports.free(1)
+        self.url = f"https://127.0.0.1:{port}"
+        self.ca_path = machine_dir / "tls" / "ca.crt"
+
+        def part(name: str, *arguments: str) -> Service:
+            return Service(
+                name,
+                [sys.executable, *arguments],
+                folder,
+                env=env,
+                outlives_us=outlives_us,
+                grace_seconds=STOP_SECONDS,
+            )
+
+        self.keeper = part(
+            "keeper", "-m", "forktree_keeper", f"--state-dir={machine_dir}", f"--cgroup-root={cgroup}"
+        )
+        self.agent = part(
+            "agent",
+            *("-m", "forktree_agent"),
+            f"--node-name={name}",
+            f"--state-dir={machine_dir}",
+            f"--guest-dir={artifacts.guest_directory}",
+            f"--shim-library={artifacts.shim_library}",
+            f"--kubeconfig={self._kubeconfig}",
+            f"--listen=127.0.0.1:{port}",
+            f"--advertise={self.url}",
+            f"--memory-limit={sizes.memory_limit_bytes}",
+            f"--uid-base={uid_base}",
+            f"--accelerator={sizes.accelerator}",
+        )
+
+    async def start(self) -> None:
+        """Register the node and start its parts; also after `power_off`. They work once it is `ready`."""
+        self.machine_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self.keeper.start()
+        await provisioning.create_node(self._kubectl, self.name)
+        await provisioning.write_agent_kubeconfig(self._kubectl, self.name, self._kubeconfig)
+        self.agent.start()
+
+    async def published_ready(self, timeout_seconds: float) -> bool:
+        """Whether the agent publishes in time that the node takes sessions. One that was killed since still
+        stands as it was."""
+        wait = ("wait", f"forknode/{self.name}", f"--timeout={timeout_seconds:.0f}s")
+        try:
+            for condition in ("create", "jsonpath={.status.ready}=true"):
+                await self._kubectl.run(*wait, f"--for={condition}", timeout_seconds=timeout_seconds)
+        except KubectlFailed:
+            return False
+        return True
+
+    async def power_off(self) -> None:
+        """What a power cut leaves: no process, and nothing that was in memory."""
+        await self.agent.kill()
+        await self.keeper.kill()
+        shutil.rmtree(self.machine_dir)

@@ -1,0 +1,231 @@
+"""Hands a request on to the agent of another node, and that agent's answer back.
+
+One hop, never two: a request that was handed on once and is still at the wrong node is refused. And never to
+an address of anybody's choosing: only to the one that an agent published in its own ForkNode, which nobody
+else can write, and only over TLS that the certificates published beside it verify.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from forktree.kube.client import KubeClient
+from forktree.kube.errors import NotFound
+from forktree.models import ForkNode
+from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.remembering import Remembered
+from forktree_agent.http.requests import REQUEST_ID
+
+log = logging.getLogger(__name__)
+
+HOP_HEADER: Final = "Forktree-Handed-On-By"
+"""Says which agent handed a request on; its presence means that it is not handed on again."""
+
+CONNECT_SECONDS: Final = 5.0
+"""For TCP and TLS to an agent in the same cluster: milliseconds, unless its node is gone."""
+
+HOP_SECONDS: Final = 5.0
+"""Beyond the time that the owner may take: the caller should get its refusal and not ours."""
+
+MAX_ANSWER_BYTES: Final = 100 << 20
+"""16 MiB of output in which every byte has to be escaped, and what stands around it."""
+
+_IDLE_SECONDS: Final = 15.0
+"""Below the time after which the other side closes a connection that nobody uses."""
+
+_CONTEXTS: Final = 1024
+"""As many agents are remembered by their certificates. A context costs some 50 KB and 0.2 ms to make."""
+
+_PASSED_BACK: Final = ("WWW-Authenticate", "Retry-After")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """What to ask of which node."""
+
+    node: str
+    path: str
+    """From `/ns/` on, made of parts that were checked."""
+    subject: str
+    """What the request is about, for sentences: `session a`."""
+    deadline: float
+    """For all of it, in loop time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """Another agent as its ForkNode shows it."""
+
+    origin: str
+    tls: ssl.SSLContext
+
+
+class Proxy:
+    """The way to all other agents. One instance per server; it holds the connections and nothing else."""
+
+    def __init__(self, client: KubeClient, node_name: str, http: aiohttp.ClientSession) -> None:
+        self._client = client
+        self._node_name = node_name
+        self._http = http
+        # The same context for the same certificates: connections are kept by it.
+        self._contexts: Remembered[str, ssl.SSLContext] = Remembered(_CONTEXTS, time.monotonic)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, client: KubeClient, node_name: str) -> AsyncGenerator[Proxy]:
+        """For the agent of `node_name`. Connections are made when needed and closed at the end."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,  # Callers' tokens go to agents, not through whatever the environment names.
+        ) as http:
+            yield cls(client, node_name, http)
+
+    async def forward(self, request: web.Request, errand: Errand) -> web.Response:
+        """The owner's answer to `request`, whatever it is. If the caller goes away, the owner hears of it.
+
+        Raises `Refusal`: `wrong_node` where the owner cannot be found, `upstream_error` where it does not
+        answer; it may have begun then.
+        """
+        if HOP_HEADER in request.headers:
+            raise Refusal(
+                Code.WRONG_NODE,
+                f"{errand.subject} is on node {errand.node}, and this request was handed on before",
+            )
+        peer = await self._peer(errand)
+        query = request.rel_url.raw_query_string
+        url = URL(f"{peer.origin}{errand.path}?{query}" if query else peer.origin + errand.path, encoded=True)
+        headers = {
+            "Authorization": request.headers.get("Authorization", ""),
+            "Content-Type": "application/json",
+            HOP_HEADER: self._node_name,
+        }
+        body = await request.read()  # Bounded by the server, and here already: the handler has parsed it.
+        try:
+            async with (
+                asyncio.timeout_at(errand.deadline),
+                self._http.request(
+                    request.method,
+                    url,
+                    data=body or None,
+                    headers=headers,
+                    ssl=peer.tls,
+                    allow_redirects=False,
+                ) as answer,
+            ):
+                content = await _bounded(answer, errand)
+        except (aiohttp.ClientError, TimeoutError) as err:
+            sentence = (
+                f"the agent of node {errand.node}, where {errand.subject} is, does not answer at "
+                f"{peer.origin}: {_cause(err)}"
+            )
+            raise Refusal(Code.UPSTREAM_ERROR, sentence) from err
+        log.debug(
+            "request_handed_on id=%s node=%s status=%d there=%s",
+            request[REQUEST_ID],
+            errand.node,
+            answer.status,
+            answer.headers.get("X-Request-Id"),
+        )
+        return web.Response(
+            body=content,
+            status=answer.status,
+            content_type="application/json",
+            headers={name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers},
+        )
+
+    async def _peer(self, errand: Errand) -> _Peer:
+        """The agent of the errand's node, by the ForkNode of that name."""
+        try:
+            node = await self._client.get(ForkNode, None, errand.node)
+        except NotFound as err:
+            raise _unknown(errand, "the address of its agent is not known") from err
+        told = node.status
+        if node.metadata.name != errand.node:  # What names the node is no name, but a path to another object.
+            raise _unknown(errand, "that is no node's name")
+        origin = None if told.endpoint is None else agent_origin(told.endpoint)
+        if origin is None:
+            raise _unknown(errand, "its agent has published no address that requests can be sent to")
+        tls = self._context(told.ca_bundle or "")
+        if tls is None:
+            raise _unknown(errand, f"send this request to {origin}; its agent cannot be verified from here")
+        return _Peer(origin, tls)
+
+    def _context(self, ca_bundle: str) -> ssl.SSLContext | None:
+        """Trusts what `ca_bundle` holds and nothing else. None where it holds no certificate."""
+        known = self._contexts.get(ca_bundle)
+        if known is None:
+            try:
+                known = ssl.create_default_context(cadata=ca_bundle) if ca_bundle else None
+            except (ssl.SSLError, ValueError):  # Not PEM, or no certificate in it.
+                known = None
+            if known is None:
+                return None
+            # A chain may be published whose root is not known: then its own certificates are the trust.
+            known.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            self._contexts.keep(ca_bundle, known, seconds=3600.0)
+        return known
+
+
+def agent_origin(endpoint: str) -> str | None:
+    """Scheme, host and port of a published endpoint; None unless it is https and nothing beside these."""
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port or 443
+    except ValueError:
+        return None
+    if parts.scheme != "https" or not host or "@" in parts.netloc:
+        return None
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _unknown(errand: Errand, why: str) -> Refusal:
+    return Refusal(Code.WRONG_NODE, f"{errand.subject} is on node {errand.node}: {why}")
+
+
+async def _bounded(answer: aiohttp.ClientResponse, errand: Errand) -> bytes:
+    """The whole body. What is no answer of this API, or too long for one, is refused."""
+    chunks: list[bytes] = []
+    size_bytes = 0
+    async for chunk in answer.content.iter_any():
+        size_bytes += len(chunk)
+        if size_bytes > MAX_ANSWER_BYTES:
+            break
+        chunks.append(chunk)
+    redirects = 300 <= answer.status < 400
+    if redirects or answer.content_type != "application/json" or size_bytes > MAX_ANSWER_BYTES:
+        answer.close()
+        sentence = f"the agent of node {errand.node}, where {errand.subject} is, gave no answer of this API"
+        raise Refusal(Code.UPSTREAM_ERROR, sentence)
+    return b"".join(chunks)
+
+
+def _cause(error: aiohttp.ClientError | TimeoutError) -> str:
+    """Why, in words of ours: the library's show objects of its own."""
+    match error:
+        case TimeoutError():
+            return "its time was over"
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            return "what is there does not show the certificate that the agent published"
+        case aiohttp.ClientConnectorError():
+            code = error.os_error.errno
+            return "it cannot be reached" if code is None else os.strerror(code).lower()
+        case _:
+            return "the connection broke"

@@ -1,0 +1,126 @@
+"""Machines that stand still: that they do nothing, can be forked all the same, and who lets them go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from component.keeper_fixtures import running_keeper
+from component.node import Node, engine_on, soon
+from forktree_agent.engine.contract import Command, HookFailed, Hooks, Machine, MachineGone, MachinePaused
+from forktree_agent.engine.microvm.monitor import Monitor
+from forktree_agent.keeper_client import Keeper
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+COUNTING = "(while true; do date +%s > /tmp/beat; usleep 20000; done) >/dev/null 2>&1 &"
+
+
+async def test_a_paused_machine_does_nothing_and_goes_on_where_it_was_with_the_clock_of_now(
+    node: Node,
+) -> None:
+    machine = await node.root()
+    await node.sh(machine, f"echo kept > /tmp/file; {COUNTING}")
+    await node.engine.pause(machine.id, deadline=soon())
+    await node.engine.pause(machine.id, deadline=soon())  # Again: nothing to do, and no error.
+    assert [each.paused for each in node.engine.machines() if each.id == machine.id] == [True]
+    with pytest.raises(MachinePaused):
+        await node.run(machine, "true")
+    before = await cpu_ticks(node, machine)
+    await asyncio.sleep(2)  # That nothing happens cannot be waited for in another way.
+    assert await cpu_ticks(node, machine) - before <= 5, "a machine that stands still computed"
+    await node.engine.resume(machine.id, deadline=soon())
+    await node.engine.resume(machine.id, deadline=soon())
+    assert await node.sh(machine, "cat /tmp/file") == "kept\n"
+    assert abs(int(await node.sh(machine, "date +%s")) - time.time()) < 1.5
+    assert [each.paused for each in node.engine.machines() if each.id == machine.id] == [False]
+
+
+async def test_children_of_a_paused_machine_run_and_it_stays_paused(node: Node) -> None:
+    parent = await node.root()
+    await node.sh(parent, "echo then > /tmp/file")
+    await node.engine.pause(parent.id, deadline=soon())
+    forked = await node.fork(parent, 2)
+    assert forked.clocks.pause_ms is None  # Nothing was stopped.
+    assert 0 < forked.clocks.fork_ms < forked.clocks.ready_ms
+    assert [each.paused for each in forked.children] == [False, False]
+    assert [await node.sh(each, "cat /tmp/file") for each in forked.children] == ["then\n", "then\n"]
+    with pytest.raises(MachinePaused):
+        await node.run(parent, "true")
+    with pytest.raises(HookFailed, match="paused and cannot run the preFork hook"):
+        await node.fork(parent, hooks=Hooks(pre=Command(argv=("true",))))
+    await node.engine.resume(parent.id, deadline=soon())
+    assert await node.sh(parent, "cat /tmp/file") == "then\n"
+
+
+async def test_a_command_under_way_waits_with_its_machine(node: Node) -> None:
+    machine = await node.root()
+    await node.sh(machine, "mkfifo /tmp/begun /tmp/go")
+    script = "echo begun > /tmp/begun; usleep 300000; echo done"
+    under_way = asyncio.create_task(node.sh(machine, script), name="under-way")
+    assert await node.sh(machine, "cat /tmp/begun") == "begun\n"
+    await node.engine.pause(machine.id, deadline=soon())
+    await asyncio.sleep(1)
+    assert not under_way.done()
+    await node.engine.resume(machine.id, deadline=soon())
+    assert await under_way == "done\n"
+
+
+async def test_a_machine_that_is_gone_cannot_be_paused(node: Node) -> None:
+    machine = await node.root()
+    await node.engine.pause(machine.id, deadline=soon())
+    await node.engine.release(machine.id)
+    for asked in (node.engine.pause, node.engine.resume):
+        with pytest.raises(MachineGone, match=machine.id):
+            await asked(machine.id, deadline=soon())
+
+
+async def test_a_new_agent_leaves_paused_what_is_paused_and_wakes_what_a_dead_one_left_stopped(
+    tmp_path: Path,
+) -> None:
+    journal = tmp_path / "journal"
+    async with running_keeper(tmp_path, "forktree-test-paused") as socket_path:
+        async with engine_on(socket_path, journal) as first:
+            paused, stopped = await first.root(), await first.root(name="other")
+            await first.engine.pause(paused.id, deadline=soon())
+        await stop_in_the_midst_of_a_freeze(socket_path, stopped)
+        async with engine_on(socket_path, journal) as second:
+            known = {each.id: each.paused for each in second.engine.machines()}
+            assert known == {paused.id: True, stopped.id: False}
+            assert await second.sh(stopped, "echo awake") == "awake\n"
+            before = await cpu_ticks(second, paused)
+            await asyncio.sleep(1)
+            assert await cpu_ticks(second, paused) - before <= 5
+            second.tree = first.tree
+            for parent in (paused, stopped):
+                (child,) = (await second.fork(parent)).children
+                assert await second.sh(child, "echo runs") == "runs\n"
+            await second.engine.resume(paused.id, deadline=soon())
+            assert await second.sh(paused, "echo runs") == "runs\n"
+            for machine in second.engine.machines():
+                await second.engine.release(machine.id)
+
+
+async def stop_in_the_midst_of_a_freeze(socket_path: Path, machine: Machine) -> None:
+    """Leave a machine as an agent does that dies there: stopped, with a file offered for its state."""
+    async with Keeper.connected(socket_path, deadline=soon()) as keeper:
+        channels = await keeper.lend(machine.id, deadline=soon())
+        monitor = Monitor(channels["monitor"], machine.id)
+        await monitor.resume(deadline=soon())
+        state = os.memfd_create("forktree-test-state")
+        await monitor.offer_state_file(state)
+        os.close(state)
+        await monitor.stop()
+        await monitor.close()
+        for name in ("guest", "shim"):
+            channels[name].close()
+
+
+async def cpu_ticks(node: Node, machine: Machine) -> int:
+    """CPU time of a machine's process so far, in hundredths of a second."""
+    fields = Path(f"/proc/{await node.pid(machine)}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
