@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from forktree_dev import images, native, ports, provisioning
+from forktree_dev import control_groups, images, native, ports, provisioning
 from forktree_dev.kubectl import Kubectl, KubectlFailed
 from forktree_dev.processes import Service
 
@@ -67,18 +67,20 @@ class Node:
         self.name = name
         self.machine_dir = machine_dir
         self._kubectl = kubectl
+        self._cgroup = cgroup
         self._kubeconfig = folder / "agent.kubeconfig"
         (port,) = ports.free(1)
         self.url = f"https://127.0.0.1:{port}"
         self.ca_path = machine_dir / "tls" / "ca.crt"
 
-        def part(name: str, *arguments: str) -> Service:
+        def part(name: str, *arguments: str, restarts: bool = False) -> Service:
             return Service(
                 name,
                 [sys.executable, *arguments],
                 folder,
                 env=env,
                 outlives_us=outlives_us,
+                restarts=restarts,
                 grace_seconds=STOP_SECONDS,
             )
 
@@ -98,6 +100,7 @@ class Node:
             f"--memory-limit={sizes.memory_limit_bytes}",
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",
+            restarts=outlives_us,
         )
 
     async def start(self) -> None:
@@ -123,4 +126,5 @@ class Node:
         """What a power cut leaves: no process, and nothing that was in memory."""
         await self.agent.kill()
         await self.keeper.kill()
+        await control_groups.clear(self._cgroup)
         shutil.rmtree(self.machine_dir)

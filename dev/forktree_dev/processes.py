@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from forktree_dev.restarting import restarting
+
 
 class ProcessFailed(Exception):
     """A process ended although it should run. Says everything once: arguments, exit, end of its log."""
@@ -108,11 +110,15 @@ class Service:
         *,
         env: Mapping[str, str] | None = None,
         outlives_us: bool = False,
+        restarts: bool = False,
         grace_seconds: float = 10.0,
     ) -> None:
-        """`folder` gets `logs/` and `records/`. Unless it `outlives_us`, it is told to end when we do."""
+        """`folder` gets `logs/` and `records/`. Unless it `outlives_us`, it is told to end when we do.
+
+        One that `restarts` is started again when it ends by itself; `pid` is then that of who does so.
+        """
         self.name = name
-        self.argv = tuple(argv)
+        self.argv = tuple(restarting(argv) if restarts else argv)
         self.log_path = folder / "logs" / f"{name}.log"
         self._record_path = folder / "records" / f"{name}.json"
         self._env = dict(os.environ if env is None else env)

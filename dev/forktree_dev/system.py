@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-from forktree_dev import provisioning
+from forktree_dev import control_groups, provisioning
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.kubectl import Kubectl
 from forktree_dev.node import STOP_SECONDS, UIDS, Artifacts, Node, Sizes
@@ -42,8 +42,12 @@ def name_of(state_dir: Path) -> str:
 
 
 async def stop(state_dir: Path) -> list[str]:
-    """End what a system left recorded in `state_dir`, the last started first; the names of what still ran."""
+    """End what a system left recorded in `state_dir`, the last started first; the names of what still ran.
+
+    Nothing of it is left in memory or in control groups, also where a keeper had been killed.
+    """
     ended = await stop_recorded(state_dir, grace_seconds=STOP_SECONDS)
+    await control_groups.clear(f"{name_of(state_dir)}-")
     shutil.rmtree(_machine_dir(name_of(state_dir)), ignore_errors=True)
     return ended
 
@@ -77,7 +81,8 @@ class System:
         artifacts: Artifacts | None = None,
     ) -> None:
         """`cluster` reaches an existing control plane as its administrator; None: one of our own. `sizes` are
-        each node's. `artifacts` None: looks them up, which blocks for seconds."""
+        each node's. `artifacts` None: looks them up, which blocks for seconds. With `outlives_us`, agents and
+        the operator are started again when they end, as in a cluster; else they stay as a test left them."""
         if not 0 < len(nodes) <= _NODES:
             raise ValueError(f"a system has 1 to {_NODES} nodes")
         artifacts = artifacts or Artifacts.built()
@@ -123,6 +128,7 @@ class System:
             state_dir,
             env=env,
             outlives_us=outlives_us,
+            restarts=outlives_us,
             grace_seconds=STOP_SECONDS,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    take_descriptors()
     host, port = options.listen
     settings = Settings(
         node_name=options.node_name,
@@ -46,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         capacity_wait_seconds=options.capacity_wait_seconds,
     )
     return uvloop.run(run(settings))
+
+
+def take_descriptors() -> None:
+    """As many as this process may have: clients' connections must not leave machines without."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

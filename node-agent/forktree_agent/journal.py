@@ -13,6 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, cast
 
@@ -31,7 +32,10 @@ _DAMAGED_SUFFIX = ".damaged"
 
 
 class JournalError(ForktreeError):
-    """A record could not be written or removed: the directory is full, gone or not ours."""
+    """A record could not be written, read or removed: the directory is full, gone or not ours.
+
+    What was to be written down first was not begun.
+    """
 
     reason: ClassVar[Reason] = Reason.INTERNAL
 
@@ -79,7 +83,12 @@ class Journal:
                 unfinished.write_text(text, encoding="utf-8")
             unfinished.rename(path)
         except OSError as err:
-            raise JournalError(f"record {kind}/{key} cannot be written: {err}") from err
+            with suppress(OSError):  # What was written of it takes room where there is none.
+                unfinished.unlink(missing_ok=True)
+            raise JournalError(
+                f"the node's journal cannot be written: record {kind}/{key}: {err.strerror}: free space in "
+                "the state directory"
+            ) from err
 
     def get(self, kind: str, key: str) -> Record | None:
         """The record, or None where there is none."""
@@ -93,6 +102,10 @@ class Journal:
             pass
         except OSError as err:
             raise JournalError(f"record {kind}/{key} cannot be removed: {err}") from err
+
+    def put_aside(self, kind: str, key: str, why: str) -> None:
+        """Have a record that says nothing to its reader lie where a person finds it and no agent does."""
+        _put_aside(self._path(kind, key), why)
 
     def load(self, kind: str) -> dict[str, Record]:
         """All records of a kind by key, in the order of the keys."""
@@ -123,7 +136,7 @@ class Journal:
             return None
         except OSError as err:
             raise JournalError(f"record {path} cannot be read: {err}") from err
-        except ValueError as err:  # Neither JSON nor even text.
+        except (ValueError, RecursionError) as err:  # Neither JSON nor even text, or nested without end.
             _put_aside(path, str(err))
             return None
         if not isinstance(envelope, dict):

@@ -182,7 +182,8 @@ class SessionForked(Answer):
     fork_id: str
     """Name of the Fork object."""
     total_time_ms: float
-    """Request seen to answer written."""
+    """This request seen to its answer written, by the node that forked. The Fork's own `totalMs` is another:
+    it knows nothing of who may, nor of the wait for the children's objects."""
     fork_time_ms: float | None = None
     """Parent stopped to every child running."""
     pause_time_ms: float | None = None

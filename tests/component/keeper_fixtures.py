@@ -152,7 +152,7 @@ async def _end(keeper: KeeperProcess) -> None:
         assert not alive, _report(f"processes outlived their keeper: {alive}", keeper)
         if not ended_well:
             _remove_groups(keeper.cgroup_root)  # Nobody else could: the keeper was killed.
-        groups = [str(path) for path in _group_folders(keeper.cgroup_root)]
+        groups = [str(path) for path in group_folders(keeper.cgroup_root)]
         assert not groups, _report(f"groups are left: {groups}", keeper)
     finally:
         for pidfd in left.values():
@@ -167,7 +167,7 @@ def _descendants(keeper: KeeperProcess) -> set[int]:
     """By its family, and by its groups, which also tell who has lost its parent."""
     found = {
         int(pid)
-        for folder in _group_folders(keeper.cgroup_root)
+        for folder in group_folders(keeper.cgroup_root)
         for pid in (folder / "cgroup.procs").read_text().split()
     }
     unseen = [keeper.pid] if keeper.process.returncode is None else []
@@ -200,7 +200,7 @@ def _outliving(pidfds: dict[int, int]) -> list[int]:
     return alive
 
 
-def _group_folders(cgroup_root: str) -> Iterator[Path]:
+def group_folders(cgroup_root: str) -> Iterator[Path]:
     """The root group and those below, deepest first, in every hierarchy."""
     for hierarchy in HIERARCHIES:
         root = CGROUP_MOUNT / hierarchy / cgroup_root
@@ -210,5 +210,5 @@ def _group_folders(cgroup_root: str) -> Iterator[Path]:
 
 
 def _remove_groups(cgroup_root: str) -> None:
-    for folder in _group_folders(cgroup_root):
+    for folder in group_folders(cgroup_root):
         folder.rmdir()

@@ -90,39 +90,51 @@ def order(hostname: str) -> ChildOrder:
     return ChildOrder(owner=owner(), hostname=hostname, env={"FORKTREE_SESSION": hostname})
 
 
-def settings(*, capacity_bytes: int = CAPACITY_BYTES) -> EngineSettings:
+def settings(
+    *, capacity_bytes: int = CAPACITY_BYTES, answer_seconds: float = 10.0, uid_count: int = 4096
+) -> EngineSettings:
     """Builds native parts and images where the cache has none."""
     return EngineSettings(
         guest_directory=guest_directory(("tiny", "python")),
         shim_library=native.shim(),
         memory_limit_bytes=capacity_bytes,
         accelerator="tcg",
+        answer_seconds=answer_seconds,
+        uid_count=uid_count,
     )
 
 
 @asynccontextmanager
 async def engine_on(
-    socket_path: Path, journal_path: Path, *, capacity_bytes: int = CAPACITY_BYTES
+    socket_path: Path, journal_path: Path, config: EngineSettings | None = None
 ) -> AsyncGenerator[Node]:
     """An engine over a keeper that runs already, as a restarted agent would make one: adopted and probed."""
     async with Keeper.connected(socket_path, deadline=soon()) as keeper:
         journal = Journal.opened(journal_path, keeper.boot_id)
-        config = settings(capacity_bytes=capacity_bytes)
-        async with MicroVmEngine.running(config, keeper=keeper, journal=journal) as engine:
+        async with MicroVmEngine.running(config or settings(), keeper=keeper, journal=journal) as engine:
             await engine.adopt(deadline=soon())
             assert (await engine.probe(deadline=soon())).passed
             yield Node(engine, keeper, journal_path)
 
 
 @asynccontextmanager
-async def running_node(state_dir: Path, *, capacity_bytes: int = CAPACITY_BYTES) -> AsyncGenerator[Node]:
+async def running_node(state_dir: Path, config: EngineSettings | None = None) -> AsyncGenerator[Node]:
     """A keeper and an engine. The keeper's end proves that no process and no control group is left."""
     root = f"forktree-test-{secrets.token_hex(4)}"
     async with (
         running_keeper(state_dir, root) as socket_path,
-        engine_on(socket_path, state_dir / "journal", capacity_bytes=capacity_bytes) as node,
+        engine_on(socket_path, state_dir / "journal", config) as node,
     ):
         yield node
+
+
+async def newcomer(node: Node, before: set[str]) -> int:
+    """The process id of the first machine that was not there before. Asks the keeper until there is one."""
+    async with asyncio.timeout_at(soon()):
+        while True:
+            for entry in (await node.keeper.listing(deadline=soon())).machines:
+                if entry.machine not in before and entry.exit is None:
+                    return entry.pid
 
 
 @asynccontextmanager

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -116,3 +120,82 @@ async def test_services_end_with_the_command_that_started_them_unless_they_are_t
     await stop_recorded(tmp_path)
     assert running_recorded(tmp_path) == []
     assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+
+COUNTS_ITS_RUNS = "echo ran $$ >> $0; test $(wc -l < $0) -lt 4 && exit 7; echo settled; exec sleep 600"
+"""Ends three times by itself, then stays."""
+
+
+@asynccontextmanager
+async def restarted(tmp_path: Path, script: str, *, settle_seconds: float = 0.0) -> AsyncGenerator[Service]:
+    options = [f"--settle-seconds={settle_seconds}", "--delay-seconds=0.01"]
+    command = [*options, "--", "/bin/sh", "-c", script, str(tmp_path / "runs")]
+    service = Service("again", [sys.executable, "-m", "forktree_dev.restarting", *command], tmp_path)
+    service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def runs(tmp_path: Path) -> list[int]:
+    """Pids of all runs so far."""
+    path = tmp_path / "runs"
+    return [int(line.split()[1]) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def until(there: Callable[[], object]) -> None:
+    """What another process writes to a file can only be looked for."""
+    async with asyncio.timeout(10):
+        while True:
+            if there():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_program_that_ends_by_itself_is_started_again_ever_later(tmp_path: Path) -> None:
+    async with restarted(tmp_path, COUNTS_ITS_RUNS) as service:
+        await until(lambda: "settled" in service.log_tail())
+        assert len(set(runs(tmp_path))) == 4
+        told = [line.split("ended ")[1] for line in service.log_tail().splitlines() if " ended " in line]
+        assert [line.split()[0] for line in told] == ["code=7"] * 3
+        assert [line.split()[2] for line in told] == [f"restart_in_seconds={s}" for s in (0.01, 0.02, 0.04)]
+    assert not Path(f"/proc/{runs(tmp_path)[-1]}").exists()
+
+
+async def test_a_program_that_is_told_to_end_stays_ended(tmp_path: Path) -> None:
+    script = "trap 'exit 5' TERM; echo ran $$ >> $0; while :; do sleep 0.01; done"
+    async with restarted(tmp_path, script) as service:
+        await until(lambda: runs(tmp_path))
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGTERM)
+        assert await service.ended(deadline=soon())
+        assert "exited with code 5" in str(service.failure())
+    assert len(runs(tmp_path)) == 1
+
+
+async def test_a_program_that_cannot_begin_is_not_tried_again(tmp_path: Path) -> None:
+    async with restarted(tmp_path, "echo ran $$ >> $0; exit 3", settle_seconds=60) as service:
+        assert await service.ended(deadline=soon())
+        assert "exited with code 3" in str(service.failure())
+    assert len(runs(tmp_path)) == 1
+
+
+async def test_a_program_that_somebody_kills_as_it_begins_is_started_again(tmp_path: Path) -> None:
+    async with restarted(tmp_path, "echo ran $$ >> $0; exec sleep 600", settle_seconds=60):
+        await until(lambda: runs(tmp_path))
+        os.kill(runs(tmp_path)[0], signal.SIGKILL)
+        await until(lambda: len(runs(tmp_path)) == 2)
+
+
+async def test_a_program_ends_with_who_would_start_it_again(tmp_path: Path) -> None:
+    script = "echo ran $$ >> $0; trap '' TERM; while :; do sleep 0.01; done"
+    async with restarted(tmp_path, script) as service:
+        await until(lambda: runs(tmp_path))
+        pidfd = os.pidfd_open(runs(tmp_path)[0])
+        try:
+            await service.kill()
+            readable, _, _ = select.select([pidfd], [], [], 10)
+            assert readable
+        finally:
+            os.close(pidfd)

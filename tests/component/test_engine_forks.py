@@ -149,3 +149,13 @@ async def test_the_clock_is_now_however_old_the_instant_is(node: Node) -> None:
         now, then = (int(line) for line in (await node.sh(machine, "date +%s; cat /tmp/when")).split())
         assert abs(now - time.time()) < 2
         assert now - then > 3500
+
+
+async def test_the_time_since_boot_goes_on_from_the_instant_however_old_it_is(node: Node) -> None:
+    parent = await node.root()
+    point = (await node.fork(parent, 0)).point
+    then = float(await node.sh(parent, "cut -d' ' -f1 /proc/uptime"))
+    # Longer than it takes to answer, also where that takes long.
+    await node.sh(parent, "until [ $(cut -d. -f1 /proc/uptime) -gt " + f"{then + 20:.0f} ]; do sleep 1; done")
+    late = await node.engine.branch(point.id, [order("late")], node.tree, deadline=soon())
+    assert float(await node.sh(late.children[0], "cut -d' ' -f1 /proc/uptime")) < then + 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from e2e.operator_rig import OperatorRig
+from e2e.whole import Whole
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.system import Artifacts, Sizes, System
 
@@ -23,19 +25,28 @@ def artifacts() -> Artifacts:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def system(
-    control_plane: ControlPlane, artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[System]:
-    """Keeper, agent and operator on the run's control plane; one for all tests, as starting costs a canary.
+async def system(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """Control plane, operator, keeper and agent; one for all tests, as starting costs a canary.
 
-    A test may kill and restart its parts if all of them run and answer again when it ends.
+    Its control plane is its own: its operator would place the sessions of tests that play the operator
+    themselves. A test may kill and restart its parts if all of them run and answer again when it ends.
     """
     state_dir = tmp_path_factory.mktemp("system")
     sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)
-    async with System.running(
-        state_dir, cluster=control_plane.kubectl, sizes=sizes, artifacts=artifacts
-    ) as running:
+    async with System.running(state_dir, sizes=sizes, artifacts=artifacts) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def whole(system: System) -> AsyncIterator[Whole]:
+    """The system as one namespace's user sees it; whatever a test did, its machines are gone at the end."""
+    namespace = f"test-{secrets.token_hex(4)}"
+    await system.kubectl.run("create", "namespace", namespace)
+    async with Whole.using(system, namespace) as whole:
+        before = whole.machines()
+        yield whole
+    await system.kubectl.run("delete", "namespace", namespace, "--wait=false")
+    await whole.machines_are(before & whole.machines())
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -22,6 +22,7 @@ from forktree_dev.control_plane import ControlPlane
 HERE, THERE = NODES
 PLACED_BY = r"spec\.nodeName is set only by the forktree operator, or by the agent of that node"
 FORKED_BY = r"spec\.forkRef is set only by the agent of the node that forks: to fork a session, create a Fork"
+STATUS_BY = r"the status of a Session or Fork is written only by the agent of its node"
 TREE_BY = r"ownerReferences of a Fork or a child Session .* changed only by the agent of its node"
 
 
@@ -151,6 +152,35 @@ async def test_user_cannot_write_status(accounts: Accounts) -> None:
     with pytest.raises(errors.Forbidden, match="cannot patch resource"):
         running = {"status": {"phase": "Running"}}
         await accounts.user.merge_patch(Session, accounts.namespace, "root", running, subresource="status")
+
+
+async def test_only_the_agent_of_the_node_says_what_runs_there(accounts: Accounts) -> None:
+    _, fork = await forked(accounts)
+    await accounts.agent.create(child(fork))
+    said = {"status": {"message": "runs"}}
+    for kind, name in ((Session, "root"), (Session, "child"), (Fork, "fork")):
+        for client in (accounts.other_agent, accounts.nameless_agent):
+            with pytest.raises(errors.Forbidden, match=STATUS_BY):
+                await client.merge_patch(kind, accounts.namespace, name, said, subresource="status")
+        await accounts.agent.merge_patch(kind, accounts.namespace, name, said, subresource="status")
+
+
+async def test_no_agent_says_where_a_fork_is(accounts: Accounts) -> None:
+    """Who could would be sent the tokens of those who ask for its branches' logs."""
+    await forked(accounts)
+    for client, node in ((accounts.other_agent, THERE), (accounts.agent, THERE), (accounts.agent, None)):
+        with pytest.raises(errors.Forbidden, match=STATUS_BY):
+            taken = {"status": {"node": node}}
+            await client.merge_patch(Fork, accounts.namespace, "fork", taken, subresource="status")
+    await accounts.user.create(
+        Fork(
+            metadata=ObjectMeta(name="unrouted", namespace=accounts.namespace),
+            spec=ForkSpec(source=ForkSource(session=SourceRef(name="root"))),
+        )
+    )
+    with pytest.raises(errors.Forbidden, match=STATUS_BY):
+        routed = {"status": {"node": HERE}}
+        await accounts.agent.merge_patch(Fork, accounts.namespace, "unrouted", routed, subresource="status")
 
 
 async def test_orphaning_a_fork_leaves_its_child_as_a_root(accounts: Accounts) -> None:

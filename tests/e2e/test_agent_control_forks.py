@@ -9,9 +9,10 @@ import pytest
 
 from e2e.control_rig import ControlRig
 from forktree.models import Fork, ForkPhase, ForkSpec, Level, Mode, Reason, Session, SessionPhase
-from forktree.models.conditions import ConditionType, holds
+from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.fork import ForkSource, SourceRef
 from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
+from forktree.models.session_template import TreeLimits
 from forktree_dev.control_plane import ControlPlane
 
 
@@ -118,3 +119,152 @@ async def test_a_child_whose_name_is_taken_fails_alone(rig: ControlRig) -> None:
     assert [child.phase for child in done.status.children] == [SessionPhase.FAILED, SessionPhase.RUNNING]
     assert "taken" in (done.status.message or "")
     await rig.machines(3)  # Two roots and the other child.
+
+
+async def test_a_refused_fork_goes_with_its_source(rig: ControlRig) -> None:
+    await rig.template("narrow", limits=TreeLimits(depth=1, live=4, memory="300M"))
+    root = await rig.running_session("one", template="narrow")
+    (child,) = await rig.forked("split", session="one")
+    await rig.fork("deeper", session=child.metadata.name)
+    await rig.fork("many", session="one", replicas=3)
+    await rig.fork("big", fork="split", replicas=2)
+    split = await rig.get(Fork, "split")
+    for name, above, reason in (
+        ("deeper", child, Reason.DEPTH_LIMIT),
+        ("many", root, Reason.LIVE_LIMIT),
+        ("big", split, Reason.MEMORY_LIMIT),
+    ):
+        failed = await rig.until(Fork, name, lambda each: each.status.phase.terminal)
+        assert failed.status.reason is reason
+        assert failed.metadata.owner_references == (above.owner_reference(),)
+        assert failed.metadata.labels[ROOT_LABEL] == root.metadata.uid
+    await rig.fork("lost", session="nobody")
+    lost = await rig.until(Fork, "lost", lambda each: each.status.phase.terminal)
+    assert lost.metadata.owner_references == ()
+    await rig.delete(Session, "one")
+    for name in ("deeper", "many", "big"):
+        await rig.gone(Fork, name)
+    await rig.get(Fork, "lost")
+    await rig.machines(0)
+
+
+async def test_a_fork_that_waited_in_vain_goes_with_its_source(rig: ControlRig) -> None:
+    rig.engine.go_on.clear()
+    await rig.session("one")
+    source = ForkSource(session=SourceRef(name="one"))
+    await rig.branched("split", ForkSpec(source=source, timeout_seconds=1))
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.DEADLINE_EXCEEDED
+    rig.engine.go_on.set()
+    await rig.delete(Session, "one")
+    await rig.gone(Fork, "split")
+
+
+async def forget(rig: ControlRig, name: str) -> Fork:
+    """The state folder loses the entry of a fork that is done."""
+    fork = await rig.until(Fork, name, lambda each: each.status.phase is ForkPhase.COMPLETE)
+    await rig.stop()
+    (rig.folder / "journal" / "fork" / f"{fork.metadata.uid}.json").unlink()
+    await rig.start()
+    return fork
+
+
+async def test_a_fork_whose_record_is_lost_counts_its_children_and_lets_its_instant_go(
+    rig: ControlRig,
+) -> None:
+    await rig.running_session("one")
+    children = await rig.forked("split", session="one", replicas=2)
+    split = await forget(rig, "split")
+    fork = await rig.until(
+        Fork, "split", lambda each: not holds(each.status.conditions, ConditionType.POINT_AVAILABLE)
+    )
+    assert (fork.status.ready_replicas, fork.status.phase) == (2, ForkPhase.COMPLETE)
+    assert holds(fork.status.conditions, ConditionType.READY)
+    await rig.eventually(
+        lambda: all(each.id != split.status.fork_point_id for each in rig.host.points.values()),
+        lambda: rig.host.points,
+    )
+    await rig.fork("late", fork="split")
+    late = await rig.until(Fork, "late", lambda each: each.status.phase.terminal)
+    assert late.status.reason is Reason.POINT_LOST
+    await rig.delete(Session, children[0].metadata.name)
+    fork = await rig.until(Fork, "split", lambda each: each.status.ready_replicas == 1)
+    assert fork.status.children[0].phase is SessionPhase.RELEASED
+    assert (await rig.get(Session, children[1].metadata.name)).status.ready
+
+
+async def test_an_instant_whose_record_is_lost_is_held_for_who_started_from_it(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    await rig.forked("split", session="one")
+    (other,) = await rig.forked("again", fork="split")
+    split = await forget(rig, "split")
+    fork = await rig.until(
+        Fork, "split", lambda each: not holds(each.status.conditions, ConditionType.POINT_AVAILABLE)
+    )
+    assert fork.status.ready_replicas == 1
+    await rig.forked("more", fork="again")
+    assert any(each.id == split.status.fork_point_id for each in rig.host.points.values())
+    await rig.delete(Fork, "more")
+    await rig.gone(Fork, "more")
+    await rig.delete(Session, other.metadata.name)
+    await rig.eventually(
+        lambda: all(each.id != split.status.fork_point_id for each in rig.host.points.values()),
+        lambda: rig.host.points,
+    )
+
+
+async def test_when_no_child_is_left_the_fork_says_so_and_stays_ready(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    (child,) = await rig.forked("split", session="one")
+    await rig.delete(Session, child.metadata.name)
+    fork = await rig.until(Fork, "split", lambda each: each.status.ready_replicas == 0)
+    assert holds(fork.status.conditions, ConditionType.READY)
+    for kind in (ConditionType.READY, ConditionType.FORKED):
+        condition = find(fork.status.conditions, kind)
+        assert condition is not None
+        assert "none of them is left" in condition.message
+
+
+# A journal that cannot be written ------------------------------------------------------------------------
+
+
+async def test_a_fork_that_cannot_be_noted_waits_with_a_reason_and_then_goes_on(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    blocked = rig.folder / "journal" / "fork"
+    blocked.touch()  # Where a folder should be: it cannot be written by anybody.
+    await rig.fork("split", session="one")
+    waiting = await rig.until(Fork, "split", lambda each: each.status.reason is not None)
+    assert (waiting.status.phase, waiting.status.reason) == (ForkPhase.PENDING, Reason.INTERNAL)
+    assert "journal" in (waiting.status.message or "")
+    assert len(rig.host.machines) == 1
+    blocked.unlink()
+    done = await rig.until(Fork, "split", lambda each: each.status.ready)
+    assert done.status.reason is None
+
+
+async def test_a_fork_that_can_never_be_noted_fails_and_says_why(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    (rig.folder / "journal" / "fork").touch()
+    source = ForkSource(session=SourceRef(name="one"))
+    await rig.branched("split", ForkSpec(source=source, timeout_seconds=1))
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.DEADLINE_EXCEEDED
+    assert "journal" in (failed.status.message or "")
+
+
+async def test_machines_of_a_fork_that_cannot_be_noted_are_ended_and_it_fails(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    folder = rig.folder / "journal" / "fork"
+
+    def fill(step: str) -> None:
+        if step == "forked":
+            folder.rename(folder.with_name("kept"))
+            folder.touch()
+
+    rig.engine.hook = fill
+    await rig.fork("split", session="one", replicas=2)
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.INTERNAL
+    assert "journal" in (failed.status.message or "")
+    await rig.machines(1)
+    assert len(rig.host.orders) == 3

@@ -14,7 +14,7 @@ from e2e.control_rig import ControlRig
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
-from forktree.models import Fork, Reason, Session, SessionPhase
+from forktree.models import Fork, ForkPhase, Reason, Session, SessionPhase
 from forktree.models.conditions import ConditionType, holds
 from forktree_agent.control.owners import owner_of
 from forktree_agent.engine.contract import Machine, MachineId, Owner
@@ -63,6 +63,47 @@ async def test_foreground_deletion_ends_machines_before_any_object_goes(rig: Con
     assert (await rig.get(Session, "root")).metadata.deleting
     await rig.user.merge_patch(Session, rig.namespace, "root", {"metadata": {"finalizers": None}})
     await rig.gone(Session, "root")
+
+
+HOLD = {"metadata": {"finalizers": ["example.com/hold"]}}
+LET_GO = {"metadata": {"finalizers": None}}
+
+
+async def test_what_a_finalizer_keeps_after_its_deletion_does_not_claim_to_be_ready(rig: ControlRig) -> None:
+    _, children, _ = await tree(rig)
+    await rig.user.merge_patch(Session, rig.namespace, "root", HOLD)
+    await rig.delete(Session, "root")
+    await rig.machines(0)
+    held = await rig.until(Session, "root", lambda each: not each.status.ready)
+    assert held.status.phase is SessionPhase.RELEASED
+    assert "deleted" in (held.status.message or "")
+    assert not holds(held.status.conditions, ConditionType.READY)
+    # The garbage collector leaves alone what is below until it is really gone.
+    for each in children:
+        below = await rig.until(Session, each.metadata.name, lambda child: not child.status.ready)
+        assert below.status.reason is Reason.PARENT_LOST
+    for name in ("upper", "lower"):
+        fork = await rig.until(Fork, name, lambda each: not each.status.ready)
+        assert (fork.status.phase, fork.status.ready_replicas) == (ForkPhase.COMPLETE, 0)
+        assert not holds(fork.status.conditions, ConditionType.POINT_AVAILABLE)
+    await rig.user.merge_patch(Session, rig.namespace, "root", LET_GO)
+    await rig.gone(Fork, "lower")
+
+
+async def test_a_deleted_fork_that_a_finalizer_keeps_claims_no_instant_and_no_child(rig: ControlRig) -> None:
+    await rig.running_session("root")
+    await rig.forked("split", session="root", replicas=2)
+    await rig.user.merge_patch(Fork, rig.namespace, "split", HOLD)
+    await rig.delete(Fork, "split")
+    await rig.machines(1)
+    fork = await rig.until(Fork, "split", lambda each: not each.status.ready)
+    assert fork.status.ready_replicas == 0
+    assert "deleted" in (fork.status.message or "")
+    assert not holds(fork.status.conditions, ConditionType.POINT_AVAILABLE)
+    assert {each.phase for each in fork.status.children} == {SessionPhase.RELEASED}
+    assert (await rig.get(Session, "root")).status.ready
+    await rig.user.merge_patch(Fork, rig.namespace, "split", LET_GO)
+    await rig.gone(Fork, "split")
 
 
 async def test_deleting_a_fork_ends_its_children_and_spares_the_rest(rig: ControlRig) -> None:
@@ -266,6 +307,19 @@ async def test_a_child_whose_object_is_written_during_a_sweep_keeps_its_machine(
 async def test_a_fork_that_only_left_the_view_keeps_its_machines(rig: ControlRig) -> None:
     await rig.running_session("root")
     await rig.forked("split", session="root")
-    await rig.user.merge_patch(Fork, rig.namespace, "split", {"status": {"node": None}}, subresource="status")
-    await rig.until(Fork, "split", lambda each: each.status.node == rig.settings.node_name)
+    taken = {"status": {"node": None}}
+    fork = await rig.user.merge_patch(Fork, rig.namespace, "split", taken, subresource="status")
+    assert rig.control is not None
+    world = rig.control.world
+
+    def taken_note_of() -> bool:
+        seen = world.forks.get(fork.metadata.uid)
+        return seen is not None and seen.status.node is None
+
+    await rig.eventually(taken_note_of, lambda: world.forks.get(fork.metadata.uid))
     assert len(rig.host.machines) == 2
+    await rig.route(fork)
+    child = fork.status.children[0].name
+    await rig.delete(Session, child)
+    await rig.until(Fork, "split", lambda each: each.status.ready_replicas == 0)
+    await rig.machines(1)

@@ -9,6 +9,7 @@ import pytest
 
 from e2e.control_rig import ControlRig
 from forktree.models import BakePhase, Fork, ForkPhase, Reason, Session, SessionPhase, SessionTemplate
+from forktree.models.names import child_name
 from forktree.models.session_template import TreeLimits
 from forktree_agent.control.owners import owner_of
 from forktree_agent.engine.contract import EngineError, ImageNotFound, NeverReady, PinMismatch
@@ -155,6 +156,25 @@ async def test_without_room_a_session_waits_and_then_starts(rig: ControlRig) -> 
     await rig.until(Session, "two", lambda each: each.status.ready)
 
 
+async def test_a_session_that_waited_belongs_to_the_template_that_it_was_started_from(
+    rig: ControlRig,
+) -> None:
+    await rig.running_session("one")
+    await rig.template("other", limits=TreeLimits(depth=5))
+    rig.engine.capacity = 1
+    await rig.session("two", template="other")
+    await rig.until(Session, "two", lambda each: each.status.reason is Reason.AT_CAPACITY)
+    await rig.user.delete(SessionTemplate, rig.namespace, "other")
+    anew = await rig.template("other", limits=TreeLimits(depth=1))
+    rig.engine.capacity = 3
+    two = await rig.until(Session, "two", lambda each: each.status.ready)
+    assert two.status.template_uid == anew.metadata.uid
+    (child,) = await rig.forked("split", session="two")
+    await rig.fork("deeper", session=child.metadata.name)
+    deeper = await rig.until(Fork, "deeper", lambda each: each.status.phase.terminal)
+    assert deeper.status.reason is Reason.DEPTH_LIMIT
+
+
 async def test_a_broken_engine_fails_the_session_and_not_the_agent(rig: ControlRig) -> None:
     rig.engine.fork_error = ZeroDivisionError("a defect")
     await rig.session("one")
@@ -162,3 +182,51 @@ async def test_a_broken_engine_fails_the_session_and_not_the_agent(rig: ControlR
     assert failed.status.reason is Reason.INTERNAL
     rig.engine.fork_error = None
     await rig.running_session("two")
+
+
+async def test_a_session_that_cannot_be_noted_waits_with_a_reason_and_then_starts(rig: ControlRig) -> None:
+    blocked = rig.folder / "journal" / "session"
+    blocked.touch()  # Where a folder should be: it cannot be written by anybody.
+    await rig.session("one")
+    waiting = await rig.until(Session, "one", lambda each: each.status.reason is Reason.INTERNAL)
+    assert waiting.status.phase is SessionPhase.STARTING
+    assert "journal" in (waiting.status.message or "")
+    blocked.unlink()
+    await rig.until(Session, "one", lambda each: each.status.ready)
+
+
+async def test_a_session_that_can_never_be_noted_fails_and_leaves_no_machine(rig: ControlRig) -> None:
+    folder = rig.folder / "journal" / "session"
+
+    def fill(step: str) -> None:
+        if step == "branched" and folder.is_dir():
+            folder.rename(folder.with_name("kept"))
+            folder.touch()
+
+    rig.engine.hook = fill
+    await rig.session("one")
+    failed = await rig.until(Session, "one", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.INTERNAL
+    assert "journal" in (failed.status.message or "")
+    await rig.machines(0)
+
+
+async def test_a_child_that_cannot_be_noted_says_so_until_it_is(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    folder = rig.folder / "journal" / "session"
+    kept = folder.with_name("kept")
+    folder.rename(kept)
+    folder.touch()
+    await rig.fork("split", session="one")
+    fork = await rig.until(Fork, "split", lambda each: each.status.ready)
+    name = child_name("split", 0, fork.metadata.uid)
+    await rig.eventually(
+        lambda: rig.control is not None and bool(rig.control.world.sessions.named(rig.namespace, name)),
+        lambda: name,
+    )
+    waiting = await rig.until(Session, name, lambda each: each.status.reason is not None)
+    assert (waiting.status.phase, waiting.status.reason) == (SessionPhase.PENDING, Reason.INTERNAL)
+    folder.unlink()
+    kept.rename(folder)
+    running = await rig.until(Session, name, lambda each: each.status.ready)
+    assert running.status.reason is None

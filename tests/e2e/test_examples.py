@@ -17,7 +17,6 @@ import pytest_asyncio
 from e2e.whole import SECONDS, Whole
 from forktree_dev import provisioning
 from forktree_dev.checkout import CHECKOUT
-from forktree_dev.system import System
 
 EXAMPLES = CHECKOUT / "examples"
 MANIFESTS = EXAMPLES / "beam-search"
@@ -54,24 +53,24 @@ class Reader:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def reader(system: System, namespace: str, tmp_path: Path) -> AsyncIterator[Reader]:
+async def reader(whole: Whole, tmp_path: Path) -> AsyncIterator[Reader]:
     """As `make up` leaves a shell: kubectl on the PATH, and variables that say where the agent is."""
+    system, namespace = whole.system, whole.namespace
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(system.kubectl.kubeconfig.read_text())
-    async with Whole.using(system, namespace) as whole:
-        environment = {
-            **os.environ,
-            "KUBECONFIG": str(kubeconfig),
-            "PATH": f"{system.kubectl.program.parent}:{os.environ['PATH']}",
-            "FORKTREE_URL": system.url,
-            "FORKTREE_CA": str(system.ca_path),
-            "FORKTREE_TOKEN": await provisioning.user_token(system.kubectl, "default", namespace=namespace),
-        }
-        reader = Reader(whole, environment)
-        await reader.types(
-            "kubectl", "config", "set-context", "--current", f"--namespace={namespace}", folder=tmp_path
-        )
-        yield reader
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "PATH": f"{system.kubectl.program.parent}:{os.environ['PATH']}",
+        "FORKTREE_URL": system.url,
+        "FORKTREE_CA": str(system.ca_path),
+        "FORKTREE_TOKEN": await provisioning.user_token(system.kubectl, "default", namespace=namespace),
+    }
+    reader = Reader(whole, environment)
+    await reader.types(
+        "kubectl", "config", "set-context", "--current", f"--namespace={namespace}", folder=tmp_path
+    )
+    yield reader
 
 
 async def test_the_search_by_manifests_finds_the_goal_and_goes_without_a_trace(reader: Reader) -> None:

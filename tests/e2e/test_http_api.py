@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
@@ -42,6 +43,7 @@ from forktree_agent.engine.contract import (
     MachineId,
     TreeId,
 )
+from forktree_agent.http import certificates
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
@@ -219,6 +221,7 @@ def rights(namespace: str, account: str) -> dict[str, object]:
             "verbs": ["create", "get", "list", "delete"],
         },
         {"apiGroups": ["forktree.dev"], "resources": ["sessions/exec", "sessions/fork"], "verbs": ["create"]},
+        {"apiGroups": ["forktree.dev"], "resources": ["sessions/exec"], "verbs": ["get"]},
     ]
     metadata = {"name": f"{account}-all", "namespace": namespace}
     objects: list[dict[str, object]] = [
@@ -516,6 +519,40 @@ async def test_a_request_about_another_nodes_session_goes_to_the_address_that_it
     assert await stage.asked_for(Fork) == []
 
 
+async def test_of_a_query_only_what_is_known_goes_to_another_node(
+    stage: Stage, far: str, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path_qs)
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    identity = certificates.self_signed(tmp_path / "far-tls", ["127.0.0.1"])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=identity.context).start()
+        told = {
+            "endpoint": f"https://127.0.0.1:{runner.addresses[0][1]}",
+            "caBundle": identity.ca_bundle,
+        }
+        await stage.admin.apply(ForkNode, None, "far-node", {}, manager="test")
+        await stage.admin.apply(
+            ForkNode, None, "far-node", {"status": told}, manager="test", subresource="status"
+        )
+        path = f"/sessions/{far}/execs/work"
+        assert await stage.ask("GET", f"{path}?wait_seconds=7.5&other=1#part") == (200, {})
+        assert await stage.ask("GET", path) == (200, {})
+    finally:
+        await runner.cleanup()
+        await stage.admin.delete(ForkNode, None, "far-node")
+    there = f"/ns/{stage.namespace}/v1{path}"
+    assert asked == [f"{there}?wait_seconds=7.5", f"{there}?wait_seconds=0.0"]
+
+
 async def test_another_nodes_session_is_read_and_deleted_without_its_agent(stage: Stage, far: str) -> None:
     assert (await stage.ask("GET", f"/sessions/{far}"))[1]["node"] == "far-node"
     assert [each["session_id"] for each in (await stage.ask("GET", "/sessions"))[1]] == [far]
@@ -566,6 +603,34 @@ async def test_a_fork_is_answered_once_every_child_can_be_used(stage: Stage) -> 
     assert (status, again["children"]) == (200, body["children"])
     status, body = await stage.ask("POST", "/sessions/trunk/fork", {"replicas": 3, "name": "twice"})
     assert (status, body["code"]) == (409, "conflict")
+
+
+async def test_the_whole_time_of_a_request_begins_when_it_is_seen(stage: Stage) -> None:
+    await stage.session("trunk")
+    held_ms: list[float] = []
+
+    async def slowly(body: bytes) -> AsyncGenerator[bytes]:
+        """Asked for when the server has seen the request, and then not sent at once."""
+        began = time.monotonic()
+        await asyncio.sleep(2.0)  # Longer than all that follows.
+        held_ms.append((time.monotonic() - began) * 1000)
+        yield body
+
+    async with (
+        stage.answering(Fork, phase="Running", ready=True, recorded=0),
+        stage.answering(Session, phase="Running", ready=True, node=NODE),
+    ):
+        for path, sent, clock in (
+            ("/sessions/trunk/fork", b'{"replicas": 0}', "total_time_ms"),
+            ("/sessions", b'{"template_id": "basic"}', "create_time_ms"),
+        ):
+            async with stage.client.post(
+                f"{stage.url}/ns/{stage.namespace}/v1{path}",
+                data=slowly(sent),
+                headers={"Authorization": f"Bearer {stage.token}"},
+                expect100=True,
+            ) as answer:
+                assert (await answer.json())[clock] >= held_ms[-1]
 
 
 async def test_a_fork_without_children_answers_without_a_session(stage: Stage) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from e2e.whole import SECONDS, Whole
-from forktree_dev.system import System
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    async with Whole.using(system, namespace) as user:
-        await user.template()
-        yield user
+@pytest_asyncio.fixture(loop_scope="session")
+async def whole(whole: Whole) -> Whole:
+    """With a small template."""
+    await whole.template()
+    return whole
 
 
 async def test_a_session_is_opened_forked_and_pruned_over_http_alone(whole: Whole) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from forktree_dev import system
@@ -28,6 +31,21 @@ def in_its_shell(state: Path, script: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+def crash(state: Path, part: str, *, says: str) -> None:
+    """End the program of a part, which is started again: wait until its next run `says` the same."""
+    folder, name = (state / part).parent, (state / part).name
+    log = folder / "logs" / f"{name}.log"
+    supervisor = json.loads((folder / "records" / f"{name}.json").read_text())["pid"]
+    (program,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+    said = log.read_text().count(says)
+    assert said > 0
+    os.kill(program, signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while log.read_text().count(says) == said:
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.2)  # A file tells nobody when it grows.
+
+
 def test_the_playground_is_ready_to_use_stays_and_goes_without_a_trace(tmp_path: Path) -> None:
     state = tmp_path / "playground"
     before = Traces.now()
@@ -45,6 +63,8 @@ def test_the_playground_is_ready_to_use_stays_and_goes_without_a_trace(tmp_path:
         )
         assert listed.endswith("200")
 
+        crash(state, "operator", says="leading")
+        crash(state, "node-1/agent", says="http_serving")
         running = running_recorded(state)
         assert "is up already" in playground("up", state).stdout
         assert running_recorded(state) == running

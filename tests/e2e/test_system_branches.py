@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from e2e.whole import Whole, until
-from forktree_dev.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -17,14 +15,11 @@ MIB = 1 << 20
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    """A session `root` of a small template; whatever a test did, its machines are gone at the end."""
-    async with Whole.using(system, namespace) as whole:
-        before = whole.machines()
-        await whole.template()
-        await whole.session()
-        yield whole
-    await whole.machines_are(before & whole.machines())
+async def whole(whole: Whole) -> Whole:
+    """With a session `root` of a small template."""
+    await whole.template()
+    await whole.session()
+    return whole
 
 
 def sh(script: str, timeout_seconds: int = 60) -> dict[str, object]:

@@ -5,24 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from e2e.whole import Whole, until
-from forktree_dev.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    """The system as one namespace's user sees it; whatever a test did, its machines are gone at the end."""
-    async with Whole.using(system, namespace) as whole:
-        before = whole.machines()
-        yield whole
-    await whole.machines_are(before & whole.machines())
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from e2e.whole import Whole
-from forktree_dev.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 VALUE = "value-that-is-nowhere-else"
 FROM_SECRET = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "login", "key": "token"}}}
 PATIENT = "echo before; echo begun > /tmp/begun; cat /tmp/go; echo after; exit 5"
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    """The system as one namespace's user sees it; whatever a test did, its machines are gone at the end."""
-    async with Whole.using(system, namespace) as whole:
-        before = whole.machines()
-        yield whole
-    await whole.machines_are(before & whole.machines())
 
 
 async def ask(whole: Whole, session: str, **spec: object) -> None:

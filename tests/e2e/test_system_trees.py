@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from e2e.whole import SECONDS, Whole, until
 from forktree_dev.kubectl import KubectlFailed
@@ -19,28 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OUTAGE_SECONDS = 20.0
 BURST = 100
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    """The system as one namespace's user sees it; whatever a test did, its machines are gone at the end."""
-    async with Whole.using(system, namespace) as whole:
-        before = whole.machines()
-        yield whole
-    await whole.machines_are(before & whole.machines())
-
-
-async def names(whole: Whole) -> set[str]:
-    """All sessions and forks that are there, as kubectl names them."""
-    listed = await whole.kubectl("get", "sessions,forks", "-o", "name")
-    return {line.replace(".forktree.dev", "") for line in listed.split()}
-
-
-async def names_are(whole: Whole, expected: set[str]) -> None:
-    deadline = asyncio.get_running_loop().time() + SECONDS
-    while (found := await names(whole)) != expected:
-        assert asyncio.get_running_loop().time() < deadline, (found - expected, expected - found)
-        await asyncio.sleep(0.1)
 
 
 async def get(whole: Whole, kind: str, name: str) -> dict[str, Any]:
@@ -66,7 +42,7 @@ async def test_a_deletion_takes_what_is_below_or_leaves_it_alive(
     at = {"root": 0, "fork": 1, "child": 2}[level]
     await whole.kubectl("delete", chain[at], f"--cascade={cascade}")
     left = {*chain[:at], *(chain[at + 1 :] if cascade == "orphan" else [])}
-    await names_are(whole, left)
+    await whole.names_are(left)
     sessions = sum(each.startswith("session/") for each in left)
     await until(lambda: len(whole.machines() - before) == sessions)
     if cascade == "foreground":
@@ -78,7 +54,7 @@ async def test_a_deletion_takes_what_is_below_or_leaves_it_alive(
     (further,) = await whole.forked("three", grandchild)
     assert await whole.sh(further, "cat /tmp/file") == "mine\n"
     await whole.crash_agent()
-    await names_are(whole, left | {"fork/three", f"session/{further}"})
+    await whole.names_are(left | {"fork/three", f"session/{further}"})
     assert len(whole.machines() - before) == sessions + 1
     assert (await get(whole, kind, name))["metadata"].get("ownerReferences", []) == []
 
@@ -196,7 +172,7 @@ async def test_a_root_with_two_owners_lives_until_both_are_gone(whole: Whole) ->
     assert await whole.sh(child, "echo lives") == "lives\n"
     await whole.delete("configmap", "run")
     await whole.machines_are(before)
-    await names_are(whole, set())
+    await whole.names_are(set())
 
 
 async def test_nobody_gives_a_child_a_second_owner_and_a_fork_drops_those_it_was_made_with(
@@ -246,7 +222,7 @@ async def test_an_operator_restarted_in_a_burst_of_forks_loses_none_and_doubles_
     applying = asyncio.create_task(
         whole.system.kubectl.apply({"apiVersion": "v1", "kind": "List", "items": forks})
     )
-    while len(await names(whole)) < BURST // 5:  # noqa: ASYNC110  # kubectl says nothing of its own progress.
+    while len(await whole.names()) < BURST // 5:  # noqa: ASYNC110  # kubectl says nothing of its own progress.
         await asyncio.sleep(0.05)
     await whole.system.operator.kill()
     whole.system.operator.start()

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from e2e.whole import Whole
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.models.base import API_VERSION
-from forktree_dev.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -147,14 +145,6 @@ def paths(fields: dict[str, Any], node: str) -> Iterator[str]:
 
 def allowed(path: str, may: set[str]) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in may)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def whole(system: System, namespace: str) -> AsyncIterator[Whole]:
-    async with Whole.using(system, namespace) as whole:
-        before = whole.machines()
-        yield whole
-    await whole.machines_are(before & whole.machines())
 
 
 async def busy(whole: Whole) -> None:

@@ -47,6 +47,18 @@ class Whole:
         async with _speaking_to(node, self.token) as http:
             yield Whole(self.system, node, self.namespace, self.token, http)
 
+    async def names(self) -> set[str]:
+        """All sessions and forks that are there, as kubectl names them."""
+        listed = await self.kubectl("get", "sessions,forks", "-o", "name")
+        return {line.replace(".forktree.dev", "") for line in listed.split()}
+
+    async def names_are(self, expected: set[str]) -> None:
+        """Wait until these are there and no others: objects go at the collector's pace."""
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while (found := await self.names()) != expected:
+            assert asyncio.get_running_loop().time() < deadline, (found - expected, expected - found)
+            await asyncio.sleep(0.1)
+
     async def template(self, name: str = "tiny", **spec: object) -> None:
         await self.apply(
             "SessionTemplate", name, {"image": "builtin:tiny", "machine": {"memory": "128Mi"}} | spec

@@ -16,14 +16,17 @@ from forktree_agent.control.decide_fork import (
     Source,
     Wait,
     begin,
+    belongs_below,
 )
 from forktree_agent.control.decide_session import (
     DOOMED_GRACE_SECONDS,
+    HELD_GRACE_SECONDS,
     Action,
     Bind,
     EndMachine,
     Look,
     Nothing,
+    ShowDeleted,
     ShowFailed,
     ShowRunning,
     Start,
@@ -61,7 +64,37 @@ FAILED = SessionStatus(phase=SessionPhase.FAILED)
         (View(session=root(), machine=None, record=root_record()), ShowFailed),
         (View(session=root(FAILED), machine=machine_of(root()), record=root_record()), EndMachine),
         (View(session=root(FAILED), machine=None, record=root_record()), Nothing),
-        (View(session=root(deleting=True), machine=machine_of(root()), record=root_record()), Nothing),
+        (View(session=root(deleting=True), machine=machine_of(root()), record=root_record()), Look),
+        (View(session=root(RUNS, deleting=True), machine=None, record=None, doomed_seconds=1.0), Look),
+        (
+            View(
+                session=root(RUNS, deleting=True),
+                machine=None,
+                record=None,
+                doomed_seconds=HELD_GRACE_SECONDS,
+            ),
+            Look,  # The garbage collector is at work.
+        ),
+        (
+            View(
+                session=root(RUNS, deleting=True),
+                machine=None,
+                record=None,
+                doomed_seconds=HELD_GRACE_SECONDS,
+                held=True,
+            ),
+            ShowDeleted,
+        ),
+        (
+            View(
+                session=root(RUNS, deleting=True),
+                machine=None,
+                record=None,
+                doomed_seconds=DOOMED_GRACE_SECONDS,
+            ),
+            ShowDeleted,
+        ),
+        (View(session=root(FAILED, deleting=True), machine=None, record=None, held=True), Nothing),
         (View(session=child(), machine=machine_of(child()), record=None, fork=fork_record()), Bind),
         (View(session=child(), machine=None, record=None, fork=fork_record()), Bind),
         (View(session=child(), machine=None, record=None, fork=fork_record(made=False)), ShowFailed),
@@ -82,6 +115,16 @@ FAILED = SessionStatus(phase=SessionPhase.FAILED)
         (
             View(
                 session=child(RUNS), machine=None, record=child_record(), doomed_seconds=DOOMED_GRACE_SECONDS
+            ),
+            ShowFailed,
+        ),
+        (
+            View(
+                session=child(RUNS),
+                machine=None,
+                record=child_record(),
+                doomed_seconds=HELD_GRACE_SECONDS,
+                held=True,
             ),
             ShowFailed,
         ),
@@ -190,3 +233,32 @@ def test_a_fork_that_somebody_else_controls_is_refused_and_one_that_is_ours_is_n
     assert isinstance(begin(fork(owners=(root().owner_reference(),)), live(), NODE), Begin)
     owned = foreign.model_copy(update={"controller": False})
     assert isinstance(begin(fork(owners=(owned,)), live(), NODE), Begin)
+
+
+def test_a_source_of_another_namespace_is_none() -> None:
+    source = live()
+    elsewhere = source.session.metadata.model_copy(update={"namespace": "theirs"})
+    source = replace(source, session=source.session.model_copy(update={"metadata": elsewhere}))
+    for asked in (None, ROOT):
+        answer = begin(fork(asked_uid=asked), source, NODE)
+        assert isinstance(answer, Refuse)
+        assert answer.reason is Reason.SOURCE_NOT_FOUND
+    assert belongs_below(fork(), source, NODE) is None
+
+
+def test_a_fork_that_comes_to_nothing_goes_with_a_source_that_stays_and_no_other() -> None:
+    assert belongs_below(fork(), live(depth=9), NODE) == live().session
+    earlier_here = earlier(ForkPhase.FAILED)
+    status = earlier_here.fork.status.model_copy(update={"node": NODE})
+    earlier_here = replace(earlier_here, fork=earlier_here.fork.model_copy(update={"status": status}))
+    assert belongs_below(fork(from_fork=True), earlier_here, NODE) == earlier_here.fork
+    foreign = OwnerReference(api_version="v1", kind="Pod", name="x", uid=Uid("pod"), controller=True)
+    for each, source in (
+        (fork(), NoSource(kind="session", name="root")),
+        (fork(), live(doomed=True)),
+        (fork(), live(deleting=True)),
+        (fork(), live(node="there")),
+        (fork(asked_uid=Uid("another")), live()),
+        (fork(owners=(foreign,)), live()),
+    ):
+        assert belongs_below(each, source, NODE) is None

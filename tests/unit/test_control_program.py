@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from forktree.models import ForkNodeStatus
 from forktree.models.conditions import ConditionType, holds
-from forktree_agent.__main__ import main
+from forktree_agent.__main__ import main, take_descriptors
 from forktree_agent.control.node_status import NodeFacts, material, node_status
 from forktree_agent.engine.contract import Capability, Usage
 from forktree_agent.main import CannotStart, locked, run
@@ -68,7 +69,7 @@ def facts(*, passed: bool) -> NodeFacts:
         passed=passed,
         engine="microvm",
         accelerator="tcg",
-        reason="NoKvm",
+        reason="Emulated" if passed else "NoKvm",
         message="there is no KVM",
         boot_ms=1.23456,
         fork_ms=2.0,
@@ -106,3 +107,13 @@ def test_only_a_change_of_use_that_matters_is_reported(told: int, now: int, expe
         )
         is expected
     )
+
+
+def test_an_agent_takes_as_many_descriptors_as_it_may_have() -> None:
+    limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        take_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

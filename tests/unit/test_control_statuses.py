@@ -11,15 +11,8 @@ from forktree.models import ForkPhase, ForkStatus, Level, Mode, Reason, SessionP
 from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.reasons import WrongStep
 from forktree_agent.control.branch_records import Verdict
-from forktree_agent.control.statuses import (
-    ChildSeen,
-    fork_fails,
-    fork_outlived,
-    fork_runs,
-    session_fails,
-    session_runs,
-    session_waits,
-)
+from forktree_agent.control.fork_statuses import ChildSeen, fork_ended, fork_fails, fork_outlived, fork_runs
+from forktree_agent.control.statuses import session_fails, session_runs, session_waits
 from unit.control_facts import NODE, NOW, child, child_record, fork, fork_record, root, root_record
 
 RUNNING = ChildSeen(phase=SessionPhase.RUNNING, recorded=True)
@@ -99,14 +92,49 @@ def test_a_lost_instant_is_all_that_a_forgotten_fork_loses() -> None:
     status = fork_runs(
         fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, complete=False, now=NOW
     )
-    outlived = fork_outlived(fork(status), NOW)
+    outlived = fork_outlived(fork(status), status.children, NOW)
     assert not holds(outlived.conditions, ConditionType.POINT_AVAILABLE)
     assert holds(outlived.conditions, ConditionType.FORKED)
-    assert outlived.children == status.children
+    assert (outlived.children, outlived.ready_replicas) == (status.children, 2)
+    one = (status.children[0], status.children[1].model_copy(update={"phase": SessionPhase.RELEASED}))
+    assert fork_outlived(fork(status), one, NOW).ready_replicas == 1
+
+
+def test_a_deleted_fork_that_is_still_there_claims_nothing() -> None:
+    status = fork_runs(
+        fork(), fork_record(), [RUNNING] * 2, node=NODE, point_held=True, complete=False, now=NOW
+    )
+    gone = [each.model_copy(update={"phase": SessionPhase.RELEASED}) for each in status.children]
+    ended = fork_ended(fork(status), gone, reason=None, message="it is deleted", now=NOW)
+    assert (ended.phase, ended.ready, ended.ready_replicas) == (ForkPhase.RUNNING, False, 0)
+    assert not holds(ended.conditions, ConditionType.READY)
+    assert not holds(ended.conditions, ConditionType.POINT_AVAILABLE)
+    assert holds(ended.conditions, ConditionType.FORKED)
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        ([SessionPhase.RUNNING, SessionPhase.PAUSED], "every child has its own identity"),
+        ([SessionPhase.RUNNING, SessionPhase.FAILED], "every child had its own identity, 1 of 2 are left"),
+        (
+            [SessionPhase.RELEASED, SessionPhase.FAILED],
+            "every child had its own identity, none of them is left",
+        ),
+    ],
+)
+def test_that_every_child_answered_stays_true_and_says_who_is_left(
+    phases: list[SessionPhase], said: str
+) -> None:
+    children = [ChildSeen(phase=phase, recorded=True) for phase in phases]
+    status = fork_runs(fork(), fork_record(), children, node=NODE, point_held=True, complete=False, now=NOW)
+    condition = find(status.conditions, ConditionType.READY)
+    assert condition is not None
+    assert (condition.status, condition.message) == ("True", said)
 
 
 def test_a_failed_fork_says_so_in_every_condition() -> None:
-    status = fork_fails(fork(), Reason.FORK_FAILED, "a child did not come up", NOW)
+    status = fork_fails(fork(), Reason.FORK_FAILED, "a child did not come up", (), NOW)
     assert (status.phase, status.replicas) == (ForkPhase.FAILED, 0)
     for kind in (ConditionType.FORKED, ConditionType.READY, ConditionType.POINT_AVAILABLE):
         condition = find(status.conditions, kind)

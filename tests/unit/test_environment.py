@@ -36,7 +36,9 @@ def plain(name: str, value: str) -> EnvVar:
 
 
 def secret(name: str, key: str = "token", of: str = "login") -> EnvVar:
-    return EnvVar(name=name, value_from=EnvSource(secret_key_ref=SecretKeyRef(name=of, key=key)))
+    # Not validated: the model refuses the names that these tests ask for, and the agent must do so too.
+    reference = SecretKeyRef.model_construct(name=of, key=key)
+    return EnvVar(name=name, value_from=EnvSource(secret_key_ref=reference))
 
 
 def holds(version: int = 7, **entries: bytes) -> Answer:

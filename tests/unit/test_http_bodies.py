@@ -55,6 +55,28 @@ def refused(model: type[Request], body: object) -> tuple[Code, str]:
         (ForkSession, {"name": "trailing\n"}, "`name` must be a DNS label"),
         (ForkSession, b"{", "the body is not JSON"),
         (ForkSession, b"\xff\xfe", "the body is not JSON"),
+        (ForkSession, b"null", "the body must be a JSON object"),
+        (ForkSession, b'{"replicas": 1} {}', "the body is not JSON"),
+        (ForkSession, b'{"replicas": NaN}', "`replicas`: input should be a valid integer"),
+        (ForkSession, b'{"replicas": 1e2}', "`replicas`: input should be a valid integer"),
+        (ForkSession, b'{"replicas": 18446744073709551617}', "`replicas`: input should be less than"),
+        (ForkSession, b'{"replicas": ' + b"9" * 5000 + b"}", "number out of range"),
+        (ForkSession, b'{"replicas": 1, "replicas": 2}', "`replicas` is given twice"),
+        (ForkSession, {"a\nb": 1}, "unknown key `a?b`"),
+        (ForkSession, {"k" * 5000: 1}, "k…`"),
+        (Exec, b"[" * 10_000, "recursion limit exceeded"),
+        (Exec, b'{"argv": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "recursion limit exceeded"),
+        (Exec, b'{"a": ' * 10_000 + b"1" + b"}" * 10_000, "recursion limit exceeded"),
+        (Exec, b'{"command": "ls", "timeout_seconds": NaN}', "`timeout_seconds`: input should be less than"),
+        (Exec, b'{"command": "ls", "timeout_seconds": 1e999}', "`timeout_seconds`: input should be less"),
+        (Exec, b'{"command": "ls", "env": {"A": "1", "A": "2"}}', "`A` is given twice"),
+        (Exec, b'{"command": "\\ud800"}', "the body is not JSON"),
+        (Exec, b'{"command": "\xed\xa0\x80"}', "the body is not JSON"),
+        (Exec, b'{"command": "a\x00b"}', "the body is not JSON"),
+        (Exec, b'{"command": "a\\u0000b"}', "`command` must not contain a NUL character"),
+        (Exec, {"command": "ls", "env": {"A\0": "b"}}, "`env` names must be non-empty"),
+        (CreateSession, {"template_id": "a\0b"}, "`template_id`: string should match pattern"),
+        (CreateSession, {"template_id": "../../forks/a"}, "`template_id`: string should match pattern"),
     ],
 )
 def test_a_wrong_body_is_refused_with_one_sentence_that_names_the_key(
@@ -63,7 +85,8 @@ def test_a_wrong_body_is_refused_with_one_sentence_that_names_the_key(
     code, said = refused(model, body)
     assert code is Code.BAD_REQUEST
     assert sentence in said
-    assert "\n" not in said
+    assert said.isprintable()
+    assert len(said) < 200
 
 
 def test_a_missing_template_has_its_own_code() -> None:

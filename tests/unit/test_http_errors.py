@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import pkgutil
+from typing import cast
 
 import pytest
 
@@ -11,8 +14,10 @@ import forktree
 import forktree_agent
 from forktree.errors import ForktreeError
 from forktree.kube import errors as kube
+from forktree.kube.client import KubeClient
 from forktree.models import Reason
 from forktree_agent.engine import contract
+from forktree_agent.http.auth import Gate
 from forktree_agent.http.errors import (
     ERRORS,
     REASONS,
@@ -22,6 +27,7 @@ from forktree_agent.http.errors import (
     code_of,
     refusal_for,
     refusal_of,
+    shown,
 )
 
 RETRIED_BY_CLIENTS = {Code.AT_CAPACITY, Code.SESSION_BRINGUP_FAILED}
@@ -84,3 +90,21 @@ def test_a_failed_object_without_a_reason_is_not_shown_as_success() -> None:
 
 def test_a_refusal_carries_its_status() -> None:
     assert Refusal(Code.WRONG_NODE, "x").status == 421
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [("a word", "a word"), ("two\nlines\x1b[2J", "two?lines?[2J"), ("w" * 500, "w" * 80 + "…")],
+)
+def test_what_a_caller_sent_is_repeated_in_one_short_line(sent: str, said: str) -> None:
+    assert shown(sent) == said
+
+
+async def test_a_token_for_somebody_else_is_told_whom_it_is_for_in_one_short_line() -> None:
+    claims = base64.urlsafe_b64encode(json.dumps({"aud": ["two\nlines" * 50]}).encode()).decode()
+    gate = Gate(cast("KubeClient", None))  # Which is not asked: the token says enough itself.
+    with pytest.raises(Refusal, match="this token is meant for two") as refused:
+        await gate.caller(f"Bearer a.{claims}.c")
+    assert refused.value.code is Code.UNAUTHORIZED
+    assert refused.value.sentence.isprintable()
+    assert len(refused.value.sentence) < 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,13 +15,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from forktree_agent.http import certificates, proxying
+from forktree_agent.http import bodies, certificates, proxying
+from forktree_agent.http.connections import Bounds
 from forktree_agent.http.proxying import HOP_HEADER, Errand, Proxy, agent_origin
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
 from unit.api_server import ScriptedServer, refuses, says
 
-PATH = "/ns/team/v1/sessions/far/exec"
+PATH = "/ns/team/v1/sessions/far/exec?wait_seconds=7.5"
 SECONDS = 20.0
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,14 +75,16 @@ class Front:
     client: aiohttp.ClientSession
     kube: ScriptedServer
 
-    async def ask(self, *nodes: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    async def ask(
+        self, *nodes: object, headers: dict[str, str] | None = None, body: bytes = b'{"argv": ["x"]}'
+    ) -> tuple[int, dict[str, Any]]:
         """Ask once for each of `nodes`, which the API server gives as the ForkNode. Returns the last."""
         answers: list[tuple[int, dict[str, Any]]] = []
         sent = {"Authorization": "Bearer the-callers", **(headers or {})}
         for node in nodes:
             self.kube.script.append(says(node) if node is not None else refuses(404, "NotFound"))
             async with self.client.post(
-                f"{self.url}/v1/x?stream=stderr", data=b'{"argv": ["x"]}', headers=sent
+                f"{self.url}/v1/x?wait_seconds=1000&other=1", data=body, headers=sent
             ) as got:
                 answers.append((got.status, await got.json()))
         return answers[-1]
@@ -93,7 +97,7 @@ class FarApi:
         self._proxy, self._seconds = proxy, seconds
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/x", self._handle)]
+        return [web.post("/v1/x", self._handle), web.get("/v1/x", self._handle)]
 
     async def _handle(self, request: web.Request) -> web.Response:
         deadline = asyncio.get_running_loop().time() + self._seconds
@@ -133,9 +137,51 @@ async def test_the_owner_gets_the_callers_request_and_the_caller_its_answer(
 ) -> None:
     assert await front.ask(owner.node()) == (200, {"stdout": "far"})
     ((method, path, headers, body),) = owner.seen
-    assert (method, path, body) == ("POST", f"{PATH}?stream=stderr", '{"argv": ["x"]}')
+    assert (method, path, body) == ("POST", PATH, '{"argv": ["x"]}')
     assert headers["Authorization"] == "Bearer the-callers"
     assert headers[HOP_HEADER] == "near-node"
+
+
+async def test_nothing_but_the_token_and_the_plain_body_of_a_caller_goes_on(
+    front: Front, owner: Owner
+) -> None:
+    sent = {
+        "Content-Encoding": "gzip",
+        "Content-Type": "text/html",
+        "Cookie": "a=b",
+        "Connection": "keep-alive, Authorization",
+        "X-Forwarded-For": "10.0.0.1",
+        "Impersonate-User": "system:admin",
+    }
+    assert await front.ask(owner.node(), headers=sent, body=gzip.compress(b"{}")) == (200, {"stdout": "far"})
+    ((_, _, headers, body),) = owner.seen
+    assert body == "{}"
+    assert {name for name in headers if name not in {"Host", "Accept", "User-Agent", "Content-Length"}} == {
+        "Accept-Encoding",
+        "Authorization",
+        "Content-Type",
+        HOP_HEADER,
+    }
+    assert (headers["Content-Type"], headers["Accept-Encoding"]) == ("application/json", "identity")
+
+
+async def test_the_body_of_a_request_that_takes_none_is_not_waited_for_for_ever(
+    front: Front, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.3)
+
+    async def never() -> AsyncGenerator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    front.kube.script.append(says(owner.node()))
+    headers = {"Authorization": "Bearer the-callers"}
+    async with (
+        asyncio.timeout(SECONDS),
+        front.client.get(f"{front.url}/v1/x", data=never(), headers=headers) as answer,
+    ):
+        assert (answer.status, (await answer.json())["code"]) == (400, "bad_request")
+    assert owner.seen == []
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 410, 503])
@@ -287,6 +333,20 @@ async def test_what_is_no_answer_of_this_api_is_not_passed_on(
     status, body = await front.ask(owner.node())
     assert (status, body["code"]) == (502, "upstream_error")
     assert body["message"].endswith("gave no answer of this API")
+
+
+async def test_a_packed_answer_is_not_passed_on(front: Front, owner: Owner) -> None:
+    async def packed(_: web.Request) -> web.StreamResponse:
+        body, headers = gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
+        return web.Response(body=body, headers=headers, content_type="application/json")
+
+    owner.answering = packed
+    status, body = await front.ask(owner.node())
+    assert (status, body["message"].endswith("gave no answer of this API")) == (502, True)
+
+
+def test_a_connection_to_another_agent_is_given_up_before_that_agent_closes_it() -> None:
+    assert Bounds().idle_seconds > proxying.IDLE_SECONDS
 
 
 async def test_a_page_for_people_is_not_passed_on(front: Front, owner: Owner) -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forktree_agent.control.records import Records
+from forktree_agent.engine.microvm.records import LayerRecord, load_all, load_one, to_journal
 from forktree_agent.journal import Journal, JournalError
 
 BOOT = "boot-1"
@@ -44,7 +46,12 @@ def test_records_of_another_boot_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"boot": "boot-1"}', b'{"boot": 1, "record": {}}']
+    "content",
+    [
+        *(b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"boot": "boot-1"}', b'{"boot": 1, "record": {}}'),
+        b'{"boot":' * 100_000,
+    ],
+    ids=["empty", "cut", "no-text", "list", "null", "no-record", "no-boot", "deep"],
 )
 def test_a_damaged_record_is_put_aside_and_the_others_are_read(tmp_path: Path, content: bytes) -> None:
     journal = opened(tmp_path)
@@ -64,6 +71,47 @@ def test_a_write_that_was_cut_off_leaves_the_old_record(tmp_path: Path) -> None:
     again = opened(tmp_path)
     assert again.load("fork") == {"a": {"x": 1}}
     assert not (tmp_path / "journal" / "fork" / "a.json.new").exists()
+
+
+def test_a_write_that_finds_no_room_says_so_and_leaves_the_old_record(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.put("fork", "a", {"x": 1})
+    unfinished = tmp_path / "journal" / "fork" / "a.json.new"
+    unfinished.symlink_to("/dev/full")
+    with pytest.raises(JournalError) as raised:
+        journal.put("fork", "a", {"x": 2})
+    assert raised.value.message == (
+        "the node's journal cannot be written: record fork/a: No space left on device: free space in the "
+        "state directory"
+    )
+    assert journal.get("fork", "a") == {"x": 1}
+    assert not unfinished.is_symlink()
+
+
+def test_a_record_that_does_not_fit_its_type_is_put_aside_and_the_others_are_read(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    layer = LayerRecord(id="a", bytes=1, pages=1, runs=1, table_offset=1)
+    journal.put("layer", "a", to_journal(layer))
+    journal.put("layer", "b", {**to_journal(layer), "bytes": "many"})
+    journal.put("layer", "c", {})
+    assert load_all(journal, "layer", LayerRecord) == {"a": layer}
+    assert (tmp_path / "journal" / "layer" / "b.json.damaged").exists()
+    journal.put("layer", "d", {"id": 7})
+    assert load_one(journal, "layer", "d", LayerRecord) is None
+    assert load_one(journal, "layer", "a", LayerRecord) == layer
+    assert load_all(opened(tmp_path), "layer", LayerRecord) == {"a": layer}
+
+
+def test_what_control_wrote_and_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    for kind in ("session", "fork", "branch"):
+        journal.put(kind, "typed", {"uid": 1, "owner": ["a"], "fork": "no/name", "index": 0})
+        (tmp_path / "journal" / kind / "deep.json").write_bytes(b'{"boot":' * 100_000)
+    records = Records(opened(tmp_path))
+    assert (records.sessions(), records.forks()) == ((), ())
+    left = sorted(path.name for path in (tmp_path / "journal").rglob("*") if path.is_file())
+    # The branch fits its type, but its fork is unknown: it is forgotten, whatever it is called.
+    assert left == ["deep.json.damaged"] * 3 + ["typed.json.damaged"] * 2
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0", "ä", "a b", "x" * 201])

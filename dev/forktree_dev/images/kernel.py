@@ -22,6 +22,9 @@ MODULES = (
     "fs/netfs/netfs.ko",
     "fs/erofs/erofs.ko",
     "fs/overlayfs/overlay.ko",
+    "net/ipv4/inet_diag.ko",
+    "net/ipv4/tcp_diag.ko",
+    "net/ipv4/udp_diag.ko",
 )
 """In the order of loading: each needs only those before it."""
 

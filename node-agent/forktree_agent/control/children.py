@@ -9,13 +9,16 @@ from dataclasses import replace
 from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
 from forktree.kube.events import Subject
 from forktree.models import EventReason, Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
+from forktree.models.fork import ForkChild
 from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
 from forktree.models.session import ForkRef
 from forktree.models.session_template import EnvVar
 from forktree_agent.control.decide_fork import told
+from forktree_agent.control.fork_statuses import LIVE, ChildSeen
+from forktree_agent.control.noting import bound
 from forktree_agent.control.owners import child_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
-from forktree_agent.control.statuses import ChildSeen, score_of
+from forktree_agent.control.statuses import score_of
 from forktree_agent.control.world import World
 from forktree_agent.engine.contract import Owner
 
@@ -64,6 +67,30 @@ class Children:
             self._judged(fork, record, index, self._seen(owner, runs=owner in running))
             for index, owner in enumerate(owners)
         ]
+
+    def left(self, fork: Fork) -> tuple[ForkChild, ...]:
+        """What the status of `fork` says of its children, made true for one whose record is gone."""
+        running = {each.owner for each in self._world.engine.machines()}
+        return tuple(
+            self._left(fork, each, runs=child_owner(fork.metadata.uid, each.index) in running)
+            if each.phase in LIVE
+            else each
+            for each in fork.status.children
+        )
+
+    def _left(self, fork: Fork, child: ForkChild, *, runs: bool) -> ForkChild:
+        session = self._world.sessions.named(fork.metadata.namespace or "", child.name)
+        reference = None if session is None else session.spec.fork_ref
+        if session is None or reference is None or reference.uid != fork.metadata.uid:
+            return child.model_copy(update={"phase": SessionPhase.RELEASED})
+        if session.status.phase.terminal:
+            return child.model_copy(update={"phase": session.status.phase, "reason": session.status.reason})
+        if runs:
+            still = session.status.phase is SessionPhase.PAUSED
+            return child.model_copy(update={"phase": SessionPhase.PAUSED if still else SessionPhase.RUNNING})
+        if self._world.tree.doomed(session.metadata.uid):
+            return child.model_copy(update={"phase": SessionPhase.RELEASED})
+        return child.model_copy(update={"phase": SessionPhase.FAILED, "reason": Reason.MACHINE_LOST})
 
     def _judged(self, fork: Fork, record: ForkRecord, index: int, child: ChildSeen) -> ChildSeen:
         """`child`, with what came of its branch."""
@@ -160,23 +187,6 @@ class Children:
         if machine is not None:
             await self._world.engine.release(machine.id)
             self._world.room_changed()
-
-
-def bound(session: Session, record: ForkRecord, index: int) -> SessionRecord:
-    """What to note of a child whose object is there: from here on its machine goes when the object does."""
-    made = record.result
-    assert made is not None
-    return SessionRecord(
-        owner=child_owner(record.uid, index),
-        uid=session.metadata.uid,
-        namespace=session.metadata.namespace or "",
-        name=session.metadata.name,
-        lineage=record.lineage,
-        start=made.children[index],
-        total_ms=record.total_ms,
-        seen_at=record.seen_at,
-        lost=record.lost.get(str(index)),
-    )
 
 
 def _child(fork: Fork, record: ForkRecord, index: int, node: str) -> Session:

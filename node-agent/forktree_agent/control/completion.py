@@ -9,12 +9,13 @@ from contextlib import suppress
 import msgspec
 
 from forktree.kube.errors import Conflict, NotFound
-from forktree.models import Fork, ForkPhase, Session, SessionPhase, Uid
+from forktree.models import Fork, ForkPhase, Session, Uid
 from forktree.models.fork import KeepPoint
 from forktree_agent.control.branch_records import Verdict
 from forktree_agent.control.branches import show_score, unfinished
 from forktree_agent.control.children import Children
 from forktree_agent.control.decide_prune import Candidate, judge
+from forktree_agent.control.fork_statuses import LIVE
 from forktree_agent.control.owners import child_owner, point_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
 from forktree_agent.control.world import World
@@ -22,7 +23,6 @@ from forktree_agent.control.world import World
 log = logging.getLogger(__name__)
 
 DELETES_AT_ONCE = 8
-LIVE = {SessionPhase.RUNNING, SessionPhase.PAUSED}
 
 
 class Completion:
@@ -79,6 +79,19 @@ class Completion:
             return False
         if not record.point_dropped:
             self._world.records.put_fork(msgspec.structs.replace(record, point_dropped=True))
+        return await self._drop(fork)
+
+    async def let_go_forgotten(self, fork: Fork) -> None:
+        """Drop the instant of a fork whose record is lost, once nobody else's children start from it."""
+        if self._wanted(fork, None):
+            return
+        above = fork.status.parent_uid
+        if fork.spec.source.fork is None:
+            await self._drop(fork)
+        elif above is not None:
+            self._world.fork_work.poke(above)
+
+    async def _drop(self, fork: Fork) -> bool:
         point = self._world.point(point_owner(fork.metadata.uid))
         if point is None:
             return False
@@ -166,6 +179,8 @@ class Completion:
 
     def _wanted(self, fork: Fork, record: ForkRecord | None) -> bool:
         """Whether the instant of a fork is to be held, for itself or for those that started from it."""
+        if record is None and fork.status.parent_uid is not None:
+            return self._wanted_below(fork)  # Nothing can start from it any more, only from those.
         if fork.spec.keep_point is KeepPoint.ALWAYS or not fork.spec.replicas:
             return True
         if record is None or record.result is None or fork.status.phase is not ForkPhase.COMPLETE:
@@ -173,6 +188,9 @@ class Completion:
         uid = fork.metadata.uid
         if any(self._object(uid, index) is not None for index in range(len(record.result.children))):
             return True
+        return self._wanted_below(fork)
+
+    def _wanted_below(self, fork: Fork) -> bool:
         return any(
             self._wanted(each, self._world.records.fork(each.metadata.uid)) for each in self._from(fork)
         )

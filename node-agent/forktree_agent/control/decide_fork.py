@@ -89,12 +89,25 @@ def begin(fork: Fork, source: Source, node: str) -> Begin | Refuse | Wait:
     """What this `node` does with a Fork that was not begun yet."""
     match source:
         case NoSource(kind=kind, name=name):
-            return Refuse(Reason.SOURCE_NOT_FOUND, f"there is no {kind} {name} in this namespace")
+            return _not_found(kind, name)
         case LiveSource():
             plan = _identity(fork, source.session, doomed=source.doomed) or _from_session(source, node)
         case EarlierSource():
             plan = _identity(fork, source.fork, doomed=source.doomed) or _from_fork(source)
     return (_branches(fork, plan) or plan) if isinstance(plan, Begin) else plan
+
+
+def belongs_below(fork: Fork, source: Source, node: str) -> Session | Fork | None:
+    """What a Fork that comes to nothing is to go with: its source, if that is on this `node` and stays."""
+    above: Session | Fork
+    match source:
+        case NoSource():
+            return None
+        case LiveSource():
+            above, there = source.session, source.session.spec.node_name
+        case EarlierSource():
+            above, there = source.fork, source.fork.status.node
+    return above if there == node and _identity(fork, above, doomed=source.doomed) is None else None
 
 
 def told(parent: Iterable[EnvVar], branch: Branch) -> tuple[EnvVar, ...]:
@@ -123,8 +136,14 @@ def _branches(fork: Fork, plan: Begin) -> Refuse | None:
     return None
 
 
+def _not_found(kind: str, name: str) -> Refuse:
+    return Refuse(Reason.SOURCE_NOT_FOUND, f"there is no {kind} {name} in this namespace")
+
+
 def _identity(fork: Fork, source: Session | Fork, *, doomed: bool) -> Refuse | None:
     """The source is the one that was meant, is not going, and nobody else holds the Fork."""
+    if source.metadata.namespace != fork.metadata.namespace:
+        return _not_found(source.kind.lower(), source.metadata.name)
     what = f"{source.kind.lower()} {source.metadata.name}"
     asked = fork.spec.source.session or fork.spec.source.fork
     if asked is not None and asked.uid is not None and asked.uid != source.metadata.uid:

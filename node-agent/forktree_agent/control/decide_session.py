@@ -12,7 +12,9 @@ from forktree_agent.engine.contract import Machine
 
 DOOMED_GRACE_SECONDS = 30.0
 """What hangs below a deleted object is deleted by the garbage collector, so nothing is written to it. If it
-is still there after this (a finalizer holds what is above), it must not go on saying that it is ready."""
+is still there after this, it must not go on saying that it is ready."""
+HELD_GRACE_SECONDS = 2.0
+"""The same where somebody's finalizer holds a deleted object: that can take any time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,9 @@ class View:
     fork: ForkRecord | None = None
     """For a child: the record of the fork that made it."""
     doomed_seconds: float | None = None
-    """Since when something above it is deleted; None: it lives."""
+    """Since when it or something above it is deleted; None: it lives."""
+    held: bool = False
+    """Somebody's finalizer keeps what is deleted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,11 @@ class ShowFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowDeleted:
+    """It is deleted and its machine ended, and its object is still there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """It is over on purpose: its machine is ended, and its place in the tree stays."""
 
@@ -107,21 +116,27 @@ Action: TypeAlias = (
     | ShowPaused
     | ShowScore
     | ShowFailed
+    | ShowDeleted
     | Release
     | EndMachine
 )
+
+
+def grace_left(doomed_seconds: float, *, held: bool) -> float:
+    """For how many seconds more nothing is written to what goes with a deletion."""
+    return max(0.0, (HELD_GRACE_SECONDS if held else DOOMED_GRACE_SECONDS) - doomed_seconds)
 
 
 def decide(view: View) -> Action:
     """The one next step. Safe to ask again after any lost, doubled or late event."""
     session, record = view.session, view.record
     if session.metadata.deleting:
-        return Nothing()  # Its machine is ended where the deletion is seen, with all below it.
+        return _deleted(view)
     if session.status.phase.terminal:
         # Also where the operator said so: a final phase fences this agent.
         return _over(view)
     if view.doomed_seconds is not None:
-        return _doomed(view.doomed_seconds)
+        return _doomed(view.doomed_seconds, held=view.held)
     if record is not None and record.ended:
         return ShowFailed(Reason.MACHINE_LOST, record.lost or "its machine was ended")
     if record is not None and record.uid != session.metadata.uid:
@@ -154,9 +169,20 @@ def _ours(view: View) -> bool:
     return view.record is None or view.record.uid == view.session.metadata.uid
 
 
-def _doomed(seconds: float) -> Action:
-    if seconds < DOOMED_GRACE_SECONDS:
-        return Look(DOOMED_GRACE_SECONDS - seconds)
+def _deleted(view: View) -> Action:
+    """Its machine is ended where the deletion is seen, with all below it. Usually the object goes then."""
+    if view.session.status.phase.terminal:
+        return Nothing()
+    if view.machine is not None and _ours(view):
+        return Look(HELD_GRACE_SECONDS)
+    left = grace_left(view.doomed_seconds or 0.0, held=view.held)
+    return Look(left) if left else ShowDeleted()
+
+
+def _doomed(seconds: float, *, held: bool) -> Action:
+    left = grace_left(seconds, held=held)
+    if left:
+        return Look(left)
     return ShowFailed(Reason.PARENT_LOST, "something above it was deleted, and its machine with it")
 
 

@@ -7,53 +7,31 @@ import logging
 
 import msgspec
 
-from forktree.errors import ForktreeError
-from forktree.kube.errors import Conflict, Invalid, NotFound
 from forktree.kube.events import Subject
 from forktree.models import EventReason, Fork, ForkPhase, Reason, Uid
-from forktree.models.names import ROOT_LABEL
-from forktree.models.session_template import EnvVar
+from forktree_agent.control.belonging import adopted, adopted_refused
+from forktree_agent.control.births import Births, end_loose
 from forktree_agent.control.children import Children
 from forktree_agent.control.completion import Completion
-from forktree_agent.control.decide_fork import (
-    Begin,
-    Refuse,
-    Wait,
-    begin,
-    told,
-)
-from forktree_agent.control.decide_session import DOOMED_GRACE_SECONDS
-from forktree_agent.control.defects import Defects
-from forktree_agent.control.environment import SecretUnreadable, resolved
-from forktree_agent.control.identity import child_orders
+from forktree_agent.control.decide_fork import Begin, Refuse, Wait, begin
+from forktree_agent.control.decide_session import HELD_GRACE_SECONDS, grace_left
+from forktree_agent.control.environment import SecretUnreadable
+from forktree_agent.control.fork_statuses import fork_ended, fork_fails, fork_outlived, fork_runs, fork_waits
 from forktree_agent.control.living import LiveLimit
 from forktree_agent.control.owners import point_owner
 from forktree_agent.control.patience import seconds_left
-from forktree_agent.control.reaping import machines_of_fork, reap
-from forktree_agent.control.records import ForkMade, ForkRecord
-from forktree_agent.control.seeds import seeds_of
-from forktree_agent.control.sessions import started
-from forktree_agent.control.sources import above_of, source_lives, source_name, source_of
-from forktree_agent.control.status_writer import Outdated, Vanished
-from forktree_agent.control.statuses import fork_fails, fork_goes_on, fork_outlived, fork_runs, fork_waits
-from forktree_agent.control.tree import Node, place_of
+from forktree_agent.control.records import ForkRecord
+from forktree_agent.control.sources import source_lives, source_name, source_of
+from forktree_agent.control.status_writer import Vanished
+from forktree_agent.control.tree import Node
 from forktree_agent.control.world import World, boot_now, loop_now, wall_now
-from forktree_agent.engine.contract import (
-    AtCapacity,
-    EngineError,
-    ForkResult,
-    MachineId,
-    ParentLost,
-    PointId,
-    PointLost,
-    TreeId,
-    TreeLimits,
-)
+from forktree_agent.engine.contract import AtCapacity, EngineError, ForkResult, ParentLost, PointLost
+from forktree_agent.journal import JournalError
 
 log = logging.getLogger(__name__)
 
-SLOW_FORK_SECONDS = 1.0
-"""After which a Fork says that it is under way. A usual one is done before, and saves the write."""
+DELETED = "it is deleted and holds no instant; a finalizer still holds its object"
+BELOW_DELETED = "something above it was deleted, and its machines with it"
 ROOM_RETRY_SECONDS = 5.0
 
 
@@ -62,10 +40,9 @@ class Forks:
 
     def __init__(self, world: World, tasks: asyncio.TaskGroup) -> None:
         self._world = world
-        self._tasks = tasks
+        self._births = Births(world, tasks)
         self._children = Children(world)
         self._completion = Completion(world, self._children)
-        self._defects = Defects()
         self._verdicts: dict[Uid, tuple[Reason, str]] = {}
         """Failures that are not written yet. A fork is not tried again because the API server is away."""
         self._seen: dict[Uid, float] = {}
@@ -80,10 +57,12 @@ class Forks:
         if fork is None or fork.metadata.deleting:
             # Deletion ends machines where it is seen, with all that hangs below.
             self._over(uid)
+        else:
+            self._seen.setdefault(uid, boot_now())
+            if uid not in self._until:
+                self._until[uid] = boot_now() + seconds_left(fork, wall_now())
+        if fork is None:
             return None
-        self._seen.setdefault(uid, boot_now())
-        if uid not in self._until:
-            self._until[uid] = boot_now() + seconds_left(fork, wall_now())
         try:
             if uid in self._verdicts:
                 await self._pronounce(fork)
@@ -95,11 +74,24 @@ class Forks:
             return None
 
     async def _step(self, fork: Fork) -> float | None:
+        try:
+            return await self._next(fork)
+        except JournalError as err:
+            newest = self._world.forks.get(fork.metadata.uid) or fork
+            if newest.metadata.deleting or newest.status.parent_uid is not None:
+                raise  # It is tried again, and what was said of it stays true.
+            return await self._put_off(newest, err)
+
+    async def _next(self, fork: Fork) -> float | None:
         uid = fork.metadata.uid
         record = self._world.records.fork(uid)
         node = self._world.tree.get(uid)
-        if node is not None and node.doomed_at is not None:
+        if fork.metadata.deleting or (node is not None and node.doomed_at is not None):
             return await self._doomed(fork, node)
+        if fork.status.node != self._world.node:
+            return (
+                None  # Somebody took it from here: its machines run on, and only the operator sends it back.
+            )
         if fork.status.phase is ForkPhase.FAILED:
             await self._clear(fork)
             return None
@@ -121,7 +113,8 @@ class Forks:
     async def _forgotten(self, fork: Fork) -> float | None:
         """This node has lost its memory of a fork that ran. What was done by then was done."""
         if fork.status.phase is ForkPhase.COMPLETE:
-            await self._world.write_fork(fork, fork_outlived(fork, wall_now()))
+            await self._completion.let_go_forgotten(fork)
+            await self._world.write_fork(fork, fork_outlived(fork, self._children.left(fork), wall_now()))
             return None
         return await self._fail(
             fork, Reason.MACHINE_LOST, "its node knows nothing of it any more, and it was not complete"
@@ -144,7 +137,7 @@ class Forks:
     async def _fork(self, fork: Fork, plan: Begin) -> float | None:
         uid = fork.metadata.uid
         # What an agent before us had made of it, and could not note any more, nobody has heard of.
-        await self._end_loose(fork)
+        await end_loose(self._world, uid)
         if self._world.tree.doomed(uid) or self._world.tree.doomed(plan.above.uid):
             return 0.0
         try:
@@ -152,86 +145,28 @@ class Forks:
                 self._world.living.starting(uid, fork.spec.replicas, plan.lineage),
                 self._world.activity.during(plan.above.uid),
             ):
-                forked, adopted = await self._begun_together(fork, plan)
+                forked, place = await self._births.born(
+                    fork,
+                    plan,
+                    seen_at=self._seen.setdefault(uid, boot_now()),
+                    deadline=loop_now() + self._left(fork),
+                )
         except LiveLimit as err:
-            self._world.records.remove_fork(uid)
             return await self._fail(fork, err.reason, err.message)
         match forked:
             case ForkResult():
-                pass
+                self._over(uid)
             case AtCapacity():
-                return await self._no_room(fork, forked)
+                return await self._put_off(fork, forked)
             case EngineError():
-                self._world.records.remove_fork(uid)
                 return await self._fail(fork, *self._blame(forked, plan))
             case SecretUnreadable():
-                self._world.records.remove_fork(uid)
                 return await self._fail(fork, forked.reason, forked.message)
             case BaseException():
                 raise forked
-        if isinstance(adopted, Exception):
-            log.info("fork_not_adopted_yet uid=%s error=%r", uid, str(adopted))
+        if isinstance(place, Exception):
+            log.info("fork_not_adopted_yet uid=%s error=%r", uid, str(place))
         return 0.0  # The machines are noted. The next round goes on from here, adoption first.
-
-    async def _begun_together(
-        self, fork: Fork, plan: Begin
-    ) -> tuple[ForkResult | BaseException, BaseException | None]:
-        """The machines and, beside them, the Fork's place in its tree: what became of either."""
-        record = _begun(fork, plan, self._seen.setdefault(fork.metadata.uid, boot_now()))
-        self._world.records.put_fork(record)
-        # From here on what is deleted above takes this fork along, though no object says so yet.
-        self._world.tree.place(place_of(fork), plan.above, now=loop_now())
-        return await asyncio.gather(
-            self._branched(fork, plan, record), self._adopt(fork, record), return_exceptions=True
-        )
-
-    async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord) -> ForkResult:
-        """The machines, noted as soon as they are there."""
-        limits = TreeLimits(tree=TreeId(plan.lineage.root), memory_bytes=plan.lineage.limits.memory_bytes)
-        orders = child_orders(fork, plan.lineage, record.seeds, await self._environments(fork, plan))
-        deadline = loop_now() + min(self._world.settings.fork_seconds, self._left(fork))
-        engine, hooks = self._world.engine, plan.lineage.hooks.commands()
-        telling = self._tasks.create_task(self._tell_if_slow(fork.metadata.uid), name="slow-fork")
-        try:
-            if plan.earlier:
-                forking = engine.branch(PointId(plan.origin), orders, limits, hooks=hooks, deadline=deadline)
-            else:
-                machine, owner = MachineId(plan.origin), point_owner(fork.metadata.uid)
-                forking = engine.fork(machine, owner, orders, limits, hooks=hooks, deadline=deadline)
-            result = await self._defects.guarded(fork.metadata.uid, forking)
-        finally:
-            telling.cancel()
-        self._world.records.put_fork(msgspec.structs.replace(record, result=_made(result)))
-        self._over(fork.metadata.uid)
-        self._world.use_changed.set()
-        clocks = result.clocks
-        log.info(
-            "forked uid=%s children=%d pause_ms=%s fork_ms=%.1f ready_ms=%.1f",
-            fork.metadata.uid, len(result.children), clocks.pause_ms, clocks.fork_ms, clocks.ready_ms,
-        )  # fmt: skip
-        self._world.announcer.say(Subject.of(fork), EventReason.FORKED, _told(plan, result))
-        return result
-
-    async def _environments(self, fork: Fork, plan: Begin) -> list[dict[str, str]]:
-        """What each child is told. Children that are told the same are asked for once."""
-        namespace, client = fork.metadata.namespace or "", self._world.client
-        alike: dict[tuple[EnvVar, ...], dict[str, str]] = {}
-        found: list[dict[str, str]] = []
-        for index in range(fork.spec.replicas):
-            env = told(plan.env, fork.spec.branch(index))
-            if env not in alike:
-                alike[env] = await resolved(client, namespace, env)
-            found.append(alike[env])
-        return found
-
-    async def _tell_if_slow(self, uid: Uid) -> None:
-        await asyncio.sleep(SLOW_FORK_SECONDS)
-        fork = self._world.forks.get(uid)
-        if fork is not None and fork.status.phase in {ForkPhase.PENDING, ForkPhase.FORKING}:
-            try:
-                await self._world.write_fork(fork, fork_goes_on(fork))
-            except ForktreeError as err:
-                log.warning("fork_not_told_slow uid=%s error=%r", uid, err.message)
 
     def _blame(self, error: EngineError, plan: Begin) -> tuple[Reason, str]:
         """A source that was ended on purpose is gone; one that ended by itself is lost."""
@@ -253,40 +188,12 @@ class Forks:
                 f"{record.above_kind.lower()} {record.above_name} was deleted while it was forked",
             )
             return False
-        await self._adopt(fork, record)
+        await adopted(self._world, fork, record)
         if record.total_ms is None:
             record = msgspec.structs.replace(record, total_ms=(boot_now() - record.seen_at) * 1000)
             self._world.records.put_fork(record)
         await self._mirror(fork.metadata.uid)
         return True
-
-    async def _adopt(self, fork: Fork, record: ForkRecord) -> None:
-        """Make the Fork's one owner what it was forked from, unless it is already."""
-        fork = self._world.forks.get(fork.metadata.uid) or fork
-        above = above_of(self._world, record)
-        if above is None:
-            raise Vanished(f"{record.above_kind} {record.above_name} is not there any more")
-        owner = above.owner_reference()
-        if fork.metadata.owner_references == (owner,):
-            return
-        body = {
-            # The uid must still hold, so another Fork of this name is never taken in.
-            "metadata": {
-                "uid": fork.metadata.uid,
-                "ownerReferences": [owner.to_json()],
-                "labels": {ROOT_LABEL: record.lineage.root},
-            }
-        }
-        try:
-            adopted = await self._world.client.merge_patch(
-                Fork, fork.metadata.namespace, fork.metadata.name, body
-            )
-        except NotFound as err:
-            raise Vanished(f"Fork {fork.metadata.name} is not there: {err.message}") from err
-        except (Conflict, Invalid) as err:
-            self._world.observed(await self._world.writer.newest(fork))
-            raise Outdated(f"Fork {fork.metadata.name} was not adopted: {err.message}") from err
-        self._world.observed(adopted)
 
     async def _mirror(self, uid: Uid) -> None:
         """Have the status say what became of the fork and of each child."""
@@ -314,45 +221,56 @@ class Forks:
         await self._world.write_fork(fork, fork_waits(fork, reason, message))
         return max(0.0, self._left(fork))
 
-    async def _no_room(self, fork: Fork, refused: AtCapacity) -> float | None:
+    async def _put_off(self, fork: Fork, refused: AtCapacity | JournalError) -> float | None:
+        """Say what it waits for, and try again as long as it has time."""
         uid = fork.metadata.uid
-        self._world.waiting.for_room(uid, loop_now())
+        room = isinstance(refused, AtCapacity)
+        if room:
+            self._world.waiting.for_room(uid, loop_now())
+        else:
+            self._world.waiting.over(uid)
         fork = self._world.forks.get(uid) or fork
         left = self._left(fork)
         if left <= 0:
-            self._world.records.remove_fork(uid)
-            return await self._fail(
-                fork, refused.reason, f"there was no room {_limit(fork)}: {refused.message}"
-            )
-        await self._world.write_fork(
-            fork, fork_waits(fork, refused.reason, f"waiting for room: {refused.message}")
-        )
+            why = "there was no room" if room else "it was not ready"
+            reason = refused.reason if room else Reason.DEADLINE_EXCEEDED
+            return await self._fail(fork, reason, f"{why} {_limit(fork)}: {refused.message}")
+        message = f"waiting for room: {refused.message}" if room else refused.message
+        await self._world.write_fork(fork, fork_waits(fork, refused.reason, message))
         return min(left, ROOM_RETRY_SECONDS)
 
     async def _too_late(self, fork: Fork) -> float | None:
         """Its time is over. That there was no room says more than that."""
-        room = self._world.waiting.lacks_room(fork.metadata.uid)
-        reason = Reason.AT_CAPACITY if room else Reason.DEADLINE_EXCEEDED
-        why = "there was no room" if room else "it was not ready"
-        self._world.records.remove_fork(fork.metadata.uid)
-        return await self._fail(fork, reason, f"{why} {_limit(fork)}")
+        if self._world.waiting.lacks_room(fork.metadata.uid):
+            return await self._fail(fork, Reason.AT_CAPACITY, f"there was no room {_limit(fork)}")
+        # What it said last that it waits for is why, unless it was only slow.
+        why = f": {fork.status.message}" if fork.status.message else ""
+        return await self._fail(fork, Reason.DEADLINE_EXCEEDED, f"it was not ready {_limit(fork)}{why}")
 
     def _left(self, fork: Fork) -> float:
         """Seconds until it has to be ready."""
         return self._until.get(fork.metadata.uid, boot_now()) - boot_now()
 
-    async def _doomed(self, fork: Fork, node: Node) -> float | None:
-        """Something above is deleted, and the garbage collector deletes what hangs there already."""
-        if fork.status.phase.terminal:
+    async def _doomed(self, fork: Fork, node: Node | None) -> float | None:
+        """It or something above is deleted, and the garbage collector deletes what hangs there already."""
+        deleting, phase = fork.metadata.deleting, fork.status.phase
+        if phase is ForkPhase.FAILED:
             return None
-        if not fork.metadata.owner_references:
+        if not deleting and not phase.terminal and not fork.metadata.owner_references:
             return await self._fail(fork, Reason.SOURCE_GONE, "its source was deleted while it was forked")
-        left = (node.doomed_at or 0.0) + DOOMED_GRACE_SECONDS - loop_now()
+        since = loop_now() if node is None or node.doomed_at is None else node.doomed_at
+        left = grace_left(loop_now() - since, held=node is not None and self._world.held(node))
         if left > 0:
             return left
-        return await self._fail(
-            fork, Reason.PARENT_LOST, "something above it was deleted, and its machines with it"
-        )
+        if self._world.point(point_owner(fork.metadata.uid)) is not None:
+            return HELD_GRACE_SECONDS  # It is just being ended, with all that goes.
+        if not deleting and not phase.terminal:
+            return await self._fail(fork, Reason.PARENT_LOST, BELOW_DELETED)
+        reason, message = (None, DELETED) if deleting else (Reason.PARENT_LOST, BELOW_DELETED)
+        children = self._children.left(fork)
+        status = fork_ended(fork, children, reason=reason, message=message, now=wall_now())
+        await self._world.write_fork(fork, status)
+        return None
 
     async def _fail(self, fork: Fork, reason: Reason, message: str) -> float:
         """Say so for good. Until it is written nothing is tried again; then what is left may go."""
@@ -365,7 +283,11 @@ class Forks:
         uid = fork.metadata.uid
         reason, message = self._verdicts[uid]
         if not fork.status.phase.terminal:
-            await self._world.write_fork(fork, fork_fails(fork, reason, message, wall_now()))
+            if reason is not Reason.SOURCE_NOT_FOUND:
+                await adopted_refused(self._world, fork)
+                fork = self._world.forks.get(uid) or fork
+            status = fork_fails(fork, reason, message, self._children.left(fork), wall_now())
+            await self._world.write_fork(fork, status)
             log.error("fork_failed uid=%s reason=%s message=%r", uid, reason, message)
             self._world.announcer.say(Subject.of(fork), EventReason.REJECTED, f"{reason}: {message}")
         self._over(uid)
@@ -374,62 +296,15 @@ class Forks:
         self._verdicts.pop(uid, None)
         self._seen.pop(uid, None)
         self._until.pop(uid, None)
-        self._defects.over(uid)
+        self._births.over(uid)
         self._world.waiting.over(uid)
 
     async def _clear(self, fork: Fork) -> None:
         """End what this fork has that no Session object stands for, and forget that it was begun."""
-        await self._end_loose(fork)
+        await end_loose(self._world, fork.metadata.uid)
         if self._world.records.fork(fork.metadata.uid) is not None:
             self._world.records.remove_fork(fork.metadata.uid)
-
-    async def _end_loose(self, fork: Fork) -> None:
-        uid = fork.metadata.uid
-        bound = {record.owner for record in self._world.records.sessions() if not record.ended}
-        loose = [each for each in machines_of_fork(self._world.engine, uid) if each.owner not in bound]
-        point = self._world.point(point_owner(uid))
-        await reap(self._world.engine, loose, [] if point is None else [point])
-        if loose or point is not None:
-            log.info("ended_loose uid=%s machines=%d", uid, len(loose))
-            self._world.room_changed()
-
-
-def _begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
-    return ForkRecord(
-        uid=fork.metadata.uid,
-        namespace=fork.metadata.namespace or "",
-        name=fork.metadata.name,
-        above=plan.above.uid,
-        above_kind=plan.above.kind.__name__,
-        above_name=plan.above.name,
-        lineage=plan.lineage,
-        baseline_id=plan.baseline_id,
-        seen_at=seen_at,
-        seeds=seeds_of(fork.spec, plan.seed),
-        parent_seed=plan.seed,
-        parent_env=tuple(each.to_json() for each in plan.env),
-    )
 
 
 def _limit(fork: Fork) -> str:
     return f"within its timeoutSeconds of {fork.spec.timeout_seconds} s"
-
-
-def _told(plan: Begin, result: ForkResult) -> str:
-    """What people are told of a fork that was made."""
-    pause_ms = result.clocks.pause_ms
-    paused = "" if pause_ms is None else f", which stood still for {pause_ms:.1f} ms"
-    source = f"{plan.above.kind.__name__.lower()} {plan.above.name}"
-    return f"{len(result.children)} started from {source}{paused}"
-
-
-def _made(result: ForkResult) -> ForkMade:
-    clocks = result.clocks
-    return ForkMade(
-        point_id=result.point.id,
-        point_bytes=result.point.bytes,
-        children=tuple(started(each, fork_ms=clocks.fork_ms) for each in result.children),
-        pause_ms=clocks.pause_ms,
-        fork_ms=clocks.fork_ms,
-        ready_ms=clocks.ready_ms,
-    )

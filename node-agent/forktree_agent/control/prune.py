@@ -116,7 +116,7 @@ class Pruner:
         return None
 
     async def _lives(self, place: Place) -> bool:
-        """Whether an object that left our view is still there. Then its status is put right again."""
+        """Whether an object that left our view is still there. Then its machines run on."""
         try:
             found = await self._world.client.get(place.kind, place.namespace, place.name)
         except NotFound:

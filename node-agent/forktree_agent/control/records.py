@@ -6,7 +6,6 @@ machine's owner name as its key; it is bound to the uid of a Session object as s
 
 from __future__ import annotations
 
-import logging
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -16,8 +15,6 @@ from forktree_agent.control.branch_records import BranchRecord, Verdict
 from forktree_agent.control.owners import ChildMachine, child_owner, meaning
 from forktree_agent.engine.contract import Command, Hooks, Owner
 from forktree_agent.journal import Journal, Record
-
-log = logging.getLogger(__name__)
 
 SESSION, FORK, BRANCH = "session", "fork", "branch"
 
@@ -153,15 +150,15 @@ class Records:
         self._sessions: dict[Owner, SessionRecord] = {}
         self._forks: dict[Uid, ForkRecord] = {}
         self._branches: dict[Uid, dict[int, BranchRecord]] = {}
-        for session in _readable(journal, SESSION, SessionRecord):
+        for session in _readable(journal, SESSION, SessionRecord).values():
             self._sessions[session.owner] = session
-        for fork in _readable(journal, FORK, ForkRecord):
+        for fork in _readable(journal, FORK, ForkRecord).values():
             self._forks[fork.uid] = fork
-        for branch in _readable(journal, BRANCH, BranchRecord):
+        for key, branch in _readable(journal, BRANCH, BranchRecord).items():
             if branch.fork in self._forks:
                 self._branches.setdefault(branch.fork, {})[branch.index] = branch
             else:  # An agent ended while it forgot the fork.
-                journal.remove(BRANCH, _branch_key(branch.fork, branch.index))
+                journal.remove(BRANCH, key)
 
     def session(self, owner: Owner) -> SessionRecord | None:
         return self._sessions.get(owner)
@@ -239,12 +236,12 @@ def _plain(record: SessionRecord | ForkRecord | BranchRecord) -> Record:
     return cast("Record", msgspec.to_builtins(record))
 
 
-def _readable(journal: Journal, kind: str, shape: type[Kept]) -> tuple[Kept, ...]:
-    found: list[Kept] = []
+def _readable(journal: Journal, kind: str, shape: type[Kept]) -> dict[str, Kept]:
+    """Records of one kind by key. One that does not fit is put aside: nobody else's start waits for it."""
+    found: dict[str, Kept] = {}
     for key, record in journal.load(kind).items():
         try:
-            found.append(msgspec.convert(cast("Any", record), shape))
-        except msgspec.ValidationError as err:  # Of another version of the agent.
-            log.warning("record_unknown kind=%s key=%s error=%r", kind, key, str(err))
-            journal.remove(kind, key)
-    return tuple(found)
+            found[key] = msgspec.convert(cast("Any", record), shape)
+        except (msgspec.ValidationError, RecursionError) as err:  # Damaged, or of another agent's version.
+            journal.put_aside(kind, key, str(err))
+    return found

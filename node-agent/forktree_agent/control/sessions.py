@@ -9,8 +9,6 @@ import msgspec
 from forktree.kube.events import Subject
 from forktree.models import (
     EventReason,
-    Level,
-    Mode,
     Reason,
     Session,
     SessionPhase,
@@ -18,10 +16,9 @@ from forktree.models import (
     SessionTemplate,
     Uid,
 )
-from forktree.models.session_template import Hook
 from forktree_agent.control.bakes import Bakes, TemplateNotFound
-from forktree_agent.control.children import bound
 from forktree_agent.control.decide_session import (
+    Action,
     Bind,
     EndMachine,
     Look,
@@ -29,6 +26,7 @@ from forktree_agent.control.decide_session import (
     Pause,
     Release,
     Resume,
+    ShowDeleted,
     ShowFailed,
     ShowPaused,
     ShowRunning,
@@ -40,11 +38,12 @@ from forktree_agent.control.decide_session import (
 from forktree_agent.control.defects import Defects
 from forktree_agent.control.environment import SecretUnreadable, resolved
 from forktree_agent.control.identity import root_order
+from forktree_agent.control.noting import bound, root_begun, started
 from forktree_agent.control.owners import owner_of
-from forktree_agent.control.records import HookRecord, HookRecords, Limits, Lineage, SessionRecord
-from forktree_agent.control.records import Start as Started
+from forktree_agent.control.records import SessionRecord
 from forktree_agent.control.status_writer import Vanished
 from forktree_agent.control.statuses import (
+    session_delayed,
     session_fails,
     session_paused,
     session_released,
@@ -58,14 +57,16 @@ from forktree_agent.engine.contract import (
     Baseline,
     EngineError,
     ForkResult,
-    Machine,
     PointLost,
     TreeId,
     TreeLimits,
 )
+from forktree_agent.journal import JournalError
 
 log = logging.getLogger(__name__)
 
+DELETED = "it is deleted and has no machine; a finalizer still holds its object"
+NOT_STARTED = {SessionPhase.PENDING, SessionPhase.STARTING}
 ROOM_RETRY_SECONDS = 5.0
 """Room is told of when something of ours ends; this is for what ends without us."""
 PAUSE_SECONDS = 30.0
@@ -92,6 +93,7 @@ class Sessions:
             self._world.waiting.over(uid)
             self._verdicts.pop(uid, None)
             self._defects.over(uid)
+        if session is None:
             return None
         try:
             if uid in self._verdicts:
@@ -104,7 +106,12 @@ class Sessions:
             return None
 
     async def _step(self, session: Session) -> float | None:
-        action = decide(self._view(session))
+        try:
+            return await self._carry_out(session, decide(self._view(session)))
+        except JournalError as err:
+            return await self._put_off(session, err)
+
+    async def _carry_out(self, session: Session, action: Action) -> float | None:
         match action:
             case Nothing():
                 return None
@@ -127,6 +134,9 @@ class Sessions:
                 return None
             case ShowFailed(reason=reason, message=message):
                 return await self._fail(session, reason, message)
+            case ShowDeleted():
+                await self._show_deleted(session)
+                return None
             case Release(reason=reason, message=message):
                 await self._release(session, reason, message)
                 return None
@@ -146,6 +156,13 @@ class Sessions:
         log.info("session_released uid=%s reason=%s", session.metadata.uid, reason)
         event = EventReason.EXPIRED if reason is Reason.EXPIRED else EventReason.RELEASED
         self._world.announcer.say(Subject.of(session), event, message)
+
+    async def _show_deleted(self, session: Session) -> None:
+        record = self._own_record(session)
+        status = session_released(
+            session, self._world.node, record, reason=None, message=DELETED, now=wall_now()
+        )
+        await self._world.write_session(session, status)
 
     async def _set_paused(self, session: Session, *, paused: bool) -> None:
         machine = self._world.machine(owner_of(session))
@@ -174,6 +191,7 @@ class Sessions:
             doomed_seconds=None
             if node is None or node.doomed_at is None
             else max(0.0, loop_now() - node.doomed_at),
+            held=node is not None and self._world.held(node),
         )
 
     def _bind(self, session: Session) -> None:
@@ -192,14 +210,12 @@ class Sessions:
             template = await self._bakes.template_of(session)
         except TemplateNotFound as err:
             return await self._fail(session, err.reason, err.message)
-        record = self._world.records.session(owner) or _begun(session, template)
-        self._world.records.put_session(record)
         machine = self._world.machine(owner)
         if machine is None:
             try:
-                started_from = await self._branch(session, template, record)
+                started_from = await self._branch(session, template)
             except AtCapacity as err:
-                return await self._no_room(session, err)
+                return await self._put_off(session, err)
             except (EngineError, TemplateNotFound, SecretUnreadable) as err:
                 return await self._fail(session, err.reason, err.message)
             if started_from is None:
@@ -212,6 +228,7 @@ class Sessions:
             )  # fmt: skip
         else:
             fork_ms = None
+        record = self._world.records.session(owner) or root_begun(session, template)
         self._world.records.put_session(
             msgspec.structs.replace(record, start=started(machine, fork_ms=fork_ms))
         )
@@ -220,14 +237,15 @@ class Sessions:
         return 0.0
 
     async def _branch(
-        self, session: Session, template: SessionTemplate, record: SessionRecord
+        self, session: Session, template: SessionTemplate
     ) -> tuple[Baseline, ForkResult] | None:
         """None: it is not wanted any more, which a bake takes long enough for."""
         uid = session.metadata.uid
-        hooks = record.lineage.hooks.commands()
-        hook_seconds = 0.0 if hooks.post is None else hooks.post.timeout_seconds
+        record = self._promised(session, template)
         env = await resolved(self._world.client, session.metadata.namespace or "", session.spec.env)
         for _ in range(BAKES_PER_START):
+            hooks = record.lineage.hooks.commands()
+            hook_seconds = 0.0 if hooks.post is None else hooks.post.timeout_seconds
             baseline = await self._baked(session, template)
             if (self._world.sessions.get(uid) or session).spec.state is SessionState.RELEASED:
                 return None
@@ -242,10 +260,23 @@ class Sessions:
                 result = await self._defects.guarded(uid, branching)
             except PointLost:
                 self._bakes.forget(template)
-                template = await self._bakes.template_of(session)  # It may be deleted by now.
+                template = await self._bakes.template_of(session)  # It may be another one by now, or none.
+                record = self._promised(session, template)
                 continue
             return baseline, result
         raise PointLost(f"the baseline of template {template.metadata.name} was dropped again and again")
+
+    def _promised(self, session: Session, template: SessionTemplate) -> SessionRecord:
+        """The record of a root of which nothing was started yet, so its tree is as `template` says now.
+
+        Another template may have got the name since it was begun.
+        """
+        begun = root_begun(session, template)
+        known = self._world.records.session(begun.owner)
+        record = begun if known is None else msgspec.structs.replace(known, lineage=begun.lineage)
+        if record != known:
+            self._world.records.put_session(record)
+        return record
 
     async def _baked(self, session: Session, template: SessionTemplate) -> Baseline:
         held = self._bakes.held(template)
@@ -263,22 +294,28 @@ class Sessions:
         await self._world.write_session(session, waits)
         return await self._defects.guarded(session.metadata.uid, self._bakes.baseline(template))
 
-    async def _no_room(self, session: Session, refused: AtCapacity) -> float | None:
-        """Wait for room, until that has lasted too long."""
+    async def _put_off(self, session: Session, refused: AtCapacity | JournalError) -> float | None:
+        """Say what it waits for, and try again; a root fails when that has lasted too long."""
         uid = session.metadata.uid
+        session = self._world.sessions.get(uid) or session
+        if session.metadata.deleting or session.status.phase not in NOT_STARTED:
+            raise refused
+        if session.spec.fork_ref is not None:  # Its machine runs, and only waits to be noted.
+            status = session_delayed(session, reason=refused.reason, message=refused.message, now=wall_now())
+            await self._world.write_session(session, status)
+            return ROOM_RETRY_SECONDS
         limit = self._world.settings.capacity_wait_seconds
         left = self._world.waiting.for_room(uid, loop_now()) + limit - loop_now()
-        session = self._world.sessions.get(uid) or session
+        room = isinstance(refused, AtCapacity)
         if left <= 0:
-            return await self._fail(
-                session, refused.reason, f"there was no room for {limit:.0f} s: {refused.message}"
-            )
+            lasted = f"there was no room for {limit:.0f} s" if room else f"after {limit:.0f} s"
+            return await self._fail(session, refused.reason, f"{lasted}: {refused.message}")
         waits = session_waits(
             session,
             self._world.node,
             phase=SessionPhase.STARTING,
             reason=refused.reason,
-            message=f"waiting for room: {refused.message}",
+            message=f"waiting for room: {refused.message}" if room else refused.message,
             now=wall_now(),
         )
         await self._world.write_session(session, waits)
@@ -306,9 +343,7 @@ class Sessions:
     async def _pronounce(self, session: Session) -> None:
         uid = session.metadata.uid
         reason, message = self._verdicts[uid]
-        record = self._world.records.session(owner_of(session))
-        if record is not None and record.uid != uid:
-            record = None  # Another object's.
+        record = self._own_record(session)
         if not session.status.phase.terminal:
             status = session_fails(
                 session, self._world.node, record, reason=reason, message=message, now=wall_now()
@@ -320,48 +355,7 @@ class Sessions:
         del self._verdicts[uid]
         self._world.waiting.over(uid)
 
-
-def started(machine: Machine, *, fork_ms: float | None) -> Started:
-    """What to note of a machine that has just answered."""
-    return Started(
-        baseline_id=machine.baseline,
-        generation=machine.generation,
-        mode=Mode(machine.mode),
-        level=Level(machine.level),
-        fork_ms=fork_ms,
-        started_at=wall_now().isoformat(),
-    )
-
-
-def _begun(session: Session, template: SessionTemplate) -> SessionRecord:
-    limits = template.spec.tree_limits
-    return SessionRecord(
-        owner=owner_of(session),
-        uid=session.metadata.uid,
-        namespace=session.metadata.namespace or "",
-        name=session.metadata.name,
-        lineage=Lineage(
-            root=session.metadata.uid,
-            parent=None,
-            depth=0,
-            template_uid=template.metadata.uid,
-            hooks=HookRecords(
-                pre=_hook(template.spec.hooks.pre_fork), post=_hook(template.spec.hooks.post_fork)
-            ),
-            limits=Limits(
-                depth=limits.depth,
-                memory_bytes=limits.memory_bytes,
-                live=limits.live,
-                idle_seconds=limits.idle_seconds,
-                tree_ttl_seconds=limits.tree_ttl_seconds,
-                exec_seconds=limits.exec_seconds,
-            ),
-        ),
-        seen_at=boot_now(),
-    )
-
-
-def _hook(hook: Hook | None) -> HookRecord | None:
-    if hook is None:
-        return None
-    return HookRecord(argv=tuple(hook.exec.command), timeout_seconds=float(hook.timeout_seconds))
+    def _own_record(self, session: Session) -> SessionRecord | None:
+        """What is noted of it, unless that is of another object for the same machine."""
+        record = self._world.records.session(owner_of(session))
+        return None if record is None or record.uid != session.metadata.uid else record

@@ -16,11 +16,14 @@ from forktree_agent.control.living import Living
 from forktree_agent.control.objects import Store
 from forktree_agent.control.records import Records
 from forktree_agent.control.status_writer import Outdated, StatusWriter
-from forktree_agent.control.tree import Place, Tree, owner_place
+from forktree_agent.control.tree import Node, Place, Tree, owner_place
 from forktree_agent.control.waiting import SourceName, Waiting
 from forktree_agent.control.workers import Workers
 from forktree_agent.engine.contract import Engine, Machine, Owner, Point
 from forktree_agent.settings import Settings
+
+COLLECTORS_FINALIZERS = frozenset({"foregroundDeletion", "orphan"})
+"""The garbage collector's own: it takes them away when it is done with what hangs below."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +90,23 @@ class World:
             name=record.above_name,
             uid=record.above,
         )
+
+    def held(self, node: Node) -> bool:
+        """Whether somebody's finalizer keeps a deleted object there: this one, or one that it hangs below."""
+        looked: set[Uid] = set()  # Owners given by hand can form a ring.
+        below: Node | None = node
+        while below is not None and below.place.uid not in looked:
+            uid = below.place.uid
+            looked.add(uid)
+            item = self.sessions.get(uid) or self.forks.get(uid)
+            if (
+                item is not None
+                and item.metadata.deleting
+                and not COLLECTORS_FINALIZERS.issuperset(item.metadata.finalizers)
+            ):
+                return True
+            below = None if below.above is None else self.tree.get(below.above)
+        return False
 
     def observed(self, item: Session | Fork) -> None:
         """Take in a version of an object from wherever it came, and have what it concerns looked at."""

@@ -240,7 +240,7 @@ class Capability:
     accelerator: str
     """`kvm` or `tcg`."""
     reason: str
-    """One word for status, e.g. `CanaryPassed`, `NoKvm`."""
+    """One word for status: `CanaryPassed`, or `Emulated` where it passed without KVM; else why it failed."""
     message: str
     """Why this accelerator, and why not the better one."""
     boot_ms: float
@@ -363,7 +363,11 @@ NO_HOOKS = Hooks()
 
 
 class Engine(Protocol):
-    """A way to branch machines. One instance owns its machines; every method may be called concurrently."""
+    """A way to branch machines. One instance owns its machines; every method may be called concurrently.
+
+    Whatever makes or changes something is written down first: `JournalError` where it cannot be, and then
+    nothing was done.
+    """
 
     async def adopt(self, *, deadline: float) -> Adoption:
         """Take over what an earlier agent left running; end what it had only begun. Call once, first."""

@@ -19,7 +19,7 @@ import msgspec
 
 from forktree.kube.client import KubeClient
 from forktree.models.base import GROUP
-from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.errors import Code, Refusal, shown
 from forktree_agent.http.remembering import Remembered
 
 AUDIENCE = GROUP
@@ -104,7 +104,7 @@ class Gate:
             return known
         claims = _claims(token)
         if claims is not None and AUDIENCE not in _audiences(claims):
-            meant = ", ".join(_audiences(claims)) or "nobody"
+            meant = shown(", ".join(_audiences(claims))) or "nobody"
             raise Refusal(Code.UNAUTHORIZED, f"this token is meant for {meant}, not for {AUDIENCE}; {HOW}")
         caller = await self._review(token, token_hash)
         if caller is None:

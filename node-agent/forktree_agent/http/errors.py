@@ -6,6 +6,7 @@ sent only where nothing was left running.
 
 from __future__ import annotations
 
+import traceback
 from enum import StrEnum
 from http import HTTPStatus
 
@@ -131,6 +132,10 @@ _QUOTA = "exceeded quota"
 """A full quota is a 403 like any other; the API server tells it apart by these words alone (1.36)."""
 
 
+SHOWN_CHARACTERS = 80
+"""Of what a caller has sent, where a sentence repeats any of it."""
+
+
 class Refusal(Exception):
     """The answer to a request is this error. `sentence` is shown to the caller as it is."""
 
@@ -163,3 +168,14 @@ def refusal_for(reason: Reason | None, message: str | None, subject: str) -> Ref
     """What a caller is told about an object that says `reason` in its status."""
     code = REASONS[reason] if reason is not None else Code.INTERNAL
     return Refusal(code, message or f"{subject} failed and gave no reason")
+
+
+def shown(sent: str) -> str:
+    """A caller's own word as a sentence can hold it: in one line, and not as long as anybody likes."""
+    short = sent if len(sent) <= SHOWN_CHARACTERS else f"{sent[:SHOWN_CHARACTERS]}…"
+    return "".join(each if each.isprintable() else "?" for each in short)
+
+
+def place_of(error: BaseException | None) -> str:
+    """Where an error comes from that nobody foresaw. Its message is left out: it may quote what was sent."""
+    return "" if error is None else "".join(traceback.format_tb(error.__traceback__))

@@ -23,14 +23,15 @@ WAIT_SECONDS = 110.0
 
 
 async def fork_session(
-    client: KubeClient, namespace: str, session_id: str, request: ForkSession
+    client: KubeClient, namespace: str, session_id: str, request: ForkSession, *, seen: float
 ) -> tuple[SessionForked, HTTPStatus]:
     """Children that all run: 201 if this call made the Fork object, 200 if an earlier call of that name did.
 
-    A fork that fails or finds no room leaves no object. A caller that goes away does not stop it.
+    `seen`: when the request was, in loop time. A fork that fails or finds no room leaves no object. A caller
+    that goes away does not stop it.
     """
     loop = asyncio.get_running_loop()
-    began, deadline = loop.time(), loop.time() + WAIT_SECONDS
+    deadline = seen + WAIT_SECONDS
     parent = await _parent(client, namespace, session_id)
     fork, made = await _object(client, parent, request)
     refused = False
@@ -48,7 +49,7 @@ async def fork_session(
         if made and refused:
             await discard(client, fork)
     template = await template_name(client, parent)
-    total_ms = (loop.time() - began) * 1000
+    total_ms = (loop.time() - seen) * 1000
     return _answer(fork, parent, template, total_ms), HTTPStatus.CREATED if made else HTTPStatus.OK
 
 

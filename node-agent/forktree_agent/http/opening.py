@@ -20,15 +20,16 @@ WAIT_SECONDS = 110.0
 
 
 async def open_session(
-    client: KubeClient, namespace: str, request: CreateSession
+    client: KubeClient, namespace: str, request: CreateSession, *, seen: float
 ) -> tuple[SessionCreated, HTTPStatus]:
     """A running session: 201 if this call made its object, 200 if an earlier call of that name did.
 
-    On any refusal after this call made the object, the object is deleted again; the one exception is a named
-    session that is still on its way at the deadline, which the same call can be repeated for.
+    `seen`: when the request was, in loop time. On any refusal after this call made the object, the object is
+    deleted again; the one exception is a named session that is still on its way at the deadline, which the
+    same call can be repeated for.
     """
     loop = asyncio.get_running_loop()
-    began, deadline = loop.time(), loop.time() + WAIT_SECONDS
+    deadline = seen + WAIT_SECONDS
     session, made = await _object(client, namespace, request)
     keep = not made
     try:
@@ -52,7 +53,7 @@ async def open_session(
         session_id=session.metadata.name,
         template_id=request.template_id,
         fork_time_ms=status.fork_ms,
-        create_time_ms=round((loop.time() - began) * 1000, 3),
+        create_time_ms=round((loop.time() - seen) * 1000, 3),
         node=status.node,
         mode=status.mode,
         level=status.level,

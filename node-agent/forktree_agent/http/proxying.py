@@ -25,6 +25,7 @@ from yarl import URL
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import ForkNode
+from forktree_agent.http import bodies
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.remembering import Remembered
 from forktree_agent.http.requests import REQUEST_ID
@@ -43,7 +44,7 @@ HOP_SECONDS: Final = 5.0
 MAX_ANSWER_BYTES: Final = 100 << 20
 """16 MiB of output in which every byte has to be escaped, and what stands around it."""
 
-_IDLE_SECONDS: Final = 15.0
+IDLE_SECONDS: Final = 15.0
 """Below the time after which the other side closes a connection that nobody uses."""
 
 _CONTEXTS: Final = 1024
@@ -58,7 +59,7 @@ class Errand:
 
     node: str
     path: str
-    """From `/ns/` on, made of parts that were checked."""
+    """From `/ns/` on, and a query where it takes one: made of parts that were checked, never as it came."""
     subject: str
     """What the request is about, for sentences: `session a`."""
     deadline: float
@@ -87,12 +88,13 @@ class Proxy:
     @asynccontextmanager
     async def running(cls, client: KubeClient, node_name: str) -> AsyncGenerator[Proxy]:
         """For the agent of `node_name`. Connections are made when needed and closed at the end."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,  # Callers' tokens go to agents, not through whatever the environment names.
+            auto_decompress=False,  # Agents pack nothing; what is packed could be larger than it looks.
         ) as http:
             yield cls(client, node_name, http)
 
@@ -100,7 +102,7 @@ class Proxy:
         """The owner's answer to `request`, whatever it is. If the caller goes away, the owner hears of it.
 
         Raises `Refusal`: `wrong_node` where the owner cannot be found, `upstream_error` where it does not
-        answer; it may have begun then.
+        answer; it may have begun then. And what `bodies.raw` raises.
         """
         if HOP_HEADER in request.headers:
             raise Refusal(
@@ -108,14 +110,14 @@ class Proxy:
                 f"{errand.subject} is on node {errand.node}, and this request was handed on before",
             )
         peer = await self._peer(errand)
-        query = request.rel_url.raw_query_string
-        url = URL(f"{peer.origin}{errand.path}?{query}" if query else peer.origin + errand.path, encoded=True)
+        url = URL(peer.origin + errand.path, encoded=True)
         headers = {
+            "Accept-Encoding": "identity",
             "Authorization": request.headers.get("Authorization", ""),
             "Content-Type": "application/json",
             HOP_HEADER: self._node_name,
         }
-        body = await request.read()  # Bounded by the server, and here already: the handler has parsed it.
+        body = await bodies.raw(request)  # Here already where the handler had a use for it.
         try:
             async with (
                 asyncio.timeout_at(errand.deadline),
@@ -142,12 +144,8 @@ class Proxy:
             answer.status,
             answer.headers.get("X-Request-Id"),
         )
-        return web.Response(
-            body=content,
-            status=answer.status,
-            content_type="application/json",
-            headers={name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers},
-        )
+        passed = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+        return bodies.whole(content, answer.status, passed)
 
     async def _peer(self, errand: Errand) -> _Peer:
         """The agent of the errand's node, by the ForkNode of that name."""
@@ -209,8 +207,8 @@ async def _bounded(answer: aiohttp.ClientResponse, errand: Errand) -> bytes:
         if size_bytes > MAX_ANSWER_BYTES:
             break
         chunks.append(chunk)
-    redirects = 300 <= answer.status < 400
-    if redirects or answer.content_type != "application/json" or size_bytes > MAX_ANSWER_BYTES:
+    is_odd = 300 <= answer.status < 400 or "Content-Encoding" in answer.headers
+    if is_odd or answer.content_type != "application/json" or size_bytes > MAX_ANSWER_BYTES:
         answer.close()
         sentence = f"the agent of node {errand.node}, where {errand.subject} is, gave no answer of this API"
         raise Refusal(Code.UPSTREAM_ERROR, sentence)

@@ -6,3 +6,6 @@ from aiohttp import web
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """Names the request in answers and in the log: `req_` and 16 hex digits."""
+
+SEEN = web.RequestKey("seen", float)
+"""When its head had come, in loop time: what all clocks of an answer begin with."""

@@ -27,7 +27,7 @@ from forktree_agent.http.describing import describe_all, describe_one
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.opening import open_session
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.requests import REQUEST_ID, SEEN
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _EXEC_ID = re.compile(EXEC_ID)
@@ -103,7 +103,8 @@ class Api:
 
     async def _create(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, CreateSession)
-        body, status = await open_session(self._client, asked.namespace, wanted)
+        seen = asked.request[SEEN]
+        body, status = await open_session(self._client, asked.namespace, wanted, seen=seen)
         return await bodies.answer(body, status)
 
     async def _list(self, asked: Asked) -> web.Response:
@@ -157,7 +158,8 @@ class Api:
             self._client, self._facade, asked.namespace, asked.session_id, deadline=start_by
         )
         if node := locating.other_node(self._facade, session):
-            return await self._hand_on(asked, node, f"execs/{exec_id}", start_by + wait_seconds)
+            what = f"execs/{exec_id}?wait_seconds={wait_seconds}"
+            return await self._hand_on(asked, node, what, start_by + wait_seconds)
         body = await executing.attach(
             self._facade, session, exec_id, start_by=start_by, wait_seconds=wait_seconds
         )
@@ -165,11 +167,13 @@ class Api:
 
     async def _fork(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, ForkSession)
-        end_by = asyncio.get_running_loop().time() + forking.WAIT_SECONDS
+        seen = asked.request[SEEN]
         parent = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
         if node := locating.other_node(self._facade, parent):
-            return await self._hand_on(asked, node, "fork", end_by)
-        body, status = await forking.fork_session(self._client, asked.namespace, asked.session_id, wanted)
+            return await self._hand_on(asked, node, "fork", seen + forking.WAIT_SECONDS)
+        body, status = await forking.fork_session(
+            self._client, asked.namespace, asked.session_id, wanted, seen=seen
+        )
         return await bodies.answer(body, status)
 
     async def _child_log(self, request: web.Request) -> web.Response:

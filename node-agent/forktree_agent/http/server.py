@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
 
 from forktree.errors import ForktreeError
-from forktree.wire import MAX_BODY_BYTES, ErrorBody
+from forktree.wire import MAX_BODY_BYTES
 from forktree_agent.http import certificates
-from forktree_agent.http.bodies import encode
-from forktree_agent.http.errors import Code, Refusal, refusal_of
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.bodies import refused
+from forktree_agent.http.connections import Bounds, Entrance
+from forktree_agent.http.errors import Code, Refusal, place_of, refusal_of
+from forktree_agent.http.requests import REQUEST_ID, SEEN
 from forktree_agent.http.routes import Api
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUESTS_AT_ONCE = 512
 """Each may hold a body of 1 MiB and an exec's output. Existing clients open some 24 connections each."""
-
-SHUTDOWN_SECONDS = 5.0
-"""Requests in flight get this long when the agent stops; then they are cancelled, commands killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +44,7 @@ class Listener:
     certificate: Path | None = None
     """Given certificate chain and key; both or none."""
     key: Path | None = None
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,21 +67,12 @@ async def serving(listener: Listener, api: Api) -> AsyncGenerator[Served]:
     identity = await asyncio.to_thread(_identity, listener)  # Key generation and files: some 10 ms.
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_Edge().middleware])
     app.add_routes(api.routes())
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,  # A client that goes away ends its exec.
-        access_log=None,  # It would log paths with queries; ours is one line with what matters.
-        shutdown_timeout=SHUTDOWN_SECONDS,
-    )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, listener.host, listener.port, ssl_context=identity.context, backlog=256)
-        await site.start()
-        port = int(runner.addresses[0][1])
-        log.info("http_serving host=%s port=%d", listener.host, port)
-        yield Served(port=port, authority=identity.authority, ca_bundle=identity.ca_bundle)
-    finally:
-        await runner.cleanup()
+    bounds = listener.bounds
+    async with Entrance.open(
+        app, listener.host, listener.port, tls=identity.context, bounds=bounds
+    ) as entrance:
+        log.info("http_serving host=%s port=%d", listener.host, entrance.port)
+        yield Served(port=entrance.port, authority=identity.authority, ca_bundle=identity.ca_bundle)
 
 
 def _identity(listener: Listener) -> certificates.Identity:
@@ -101,7 +90,7 @@ class _Edge:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         request_id = request[REQUEST_ID] = f"req_{secrets.token_hex(8)}"
-        began = asyncio.get_running_loop().time()
+        began = request[SEEN] = asyncio.get_running_loop().time()
         self._running += 1
         try:
             response = await self._bounded(request, handler)
@@ -143,13 +132,7 @@ def _error_response(request: web.Request, request_id: str, error: Exception) -> 
             refusal.code,
             refusal.sentence,
         )
-    body = ErrorBody(
-        error=refusal.sentence, error_code=refusal.code, code=refusal.code, message=refusal.sentence
-    )
-    headers = {"WWW-Authenticate": "Bearer"} if refusal.code is Code.UNAUTHORIZED else None
-    return web.Response(
-        body=encode(body), status=refusal.status, content_type="application/json", headers=headers
-    )
+    return refused(refusal, {"WWW-Authenticate": "Bearer"} if refusal.code is Code.UNAUTHORIZED else None)
 
 
 def _put_into_words(request: web.Request, request_id: str, error: Exception) -> Refusal:
@@ -168,9 +151,7 @@ def _put_into_words(request: web.Request, request_id: str, error: Exception) -> 
         case web.HTTPException() if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return Refusal(Code.BAD_REQUEST, error.reason or "the request is not valid HTTP")
         case _:
-            # Type and place alone: the message of somebody else's exception may quote what was sent.
-            place = "".join(traceback.format_tb(error.__traceback__))
-            log.error("request_crashed id=%s error=%s\n%s", request_id, type(error).__name__, place)
+            log.error("request_crashed id=%s error=%s\n%s", request_id, type(error).__name__, place_of(error))
             return Refusal(Code.INTERNAL, f"something here is broken; the agent's log has it as {request_id}")
 
 

@@ -26,7 +26,7 @@ class Canary(ApiModel):
     passed: bool
     """The node can fork. False: no session is placed here."""
     reason: str
-    """Why this accelerator, in one word."""
+    """`CanaryPassed`; `Emulated` where it passed, but without KVM; else why it failed, in one word."""
     message: str = ""
     """Why this accelerator and not the better one, in one sentence."""
     at: datetime
@@ -80,6 +80,7 @@ class ForkNode(ApiObject):
             Column("Age", ".metadata.creationTimestamp", "date"),
             Column("Capacity", ".status.capacityBytes", "integer", 1, "Bytes"),
             Column("Reserved", ".status.reservedBytes", "integer", 1, "Bytes"),
+            Column("Why", ".status.canary.message", priority=1),
             Column("Endpoint", ".status.endpoint", priority=1),
             Column("Version", ".status.agentVersion", priority=1),
         ),

@@ -20,6 +20,7 @@ from forktree_agent.engine.microvm.records import (
     load_all,
 )
 from forktree_agent.engine.microvm.resources import BATCH_KIND, MACHINE_KIND, POINT_KIND, Resources
+from forktree_agent.engine.microvm.vmms import tree_group
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.vmms import Vmm
@@ -50,8 +51,7 @@ async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Sur
     machines, exits = await _machines(resources, listing, deadline=deadline)
     for key, batch in load_all(resources.journal, BATCH_KIND, BatchRecord).items():
         log.info("undoing_unfinished machines=%d points=%d", len(batch.machines), len(batch.points))
-        await resources.undo(batch)
-        resources.journal.remove(BATCH_KIND, key)
+        await resources.undo(key, batch)
         machines = [(record, vmm) for record, vmm in machines if record.id not in batch.machines]
         exits = [each for each in exits if each.machine not in batch.machines]
         points = [point for point in points if point.id not in batch.points]
@@ -85,6 +85,12 @@ async def _machines(
     running = {entry.machine for entry in listing.machines if entry.exit is None}
     texts = {entry.machine: entry.exit.text for entry in listing.machines if entry.exit is not None}
     records = load_all(resources.journal, MACHINE_KIND, MachineRecord)
+    # Of dead machines too, and before any is ended: a group goes with the last machine that is in it.
+    for record in records.values():
+        resources.vmms.note_group(tree_group(record.tree), (record.id,))
+    for entry in listing.machines:
+        if entry.cgroup is not None:
+            resources.vmms.note_group(entry.cgroup, (entry.machine,))
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def take(record: MachineRecord) -> tuple[MachineRecord, Vmm] | MachineExit:
@@ -109,9 +115,7 @@ async def _resume(resources: Resources, record: MachineRecord, *, deadline: floa
     resources.vmms.keep_uid(record.uid)
     resources.ledger.record(record.id, machine_bytes(record.build.memory_bytes), record.tree)
     soon = min(deadline, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-    vmm = await resources.vmms.resume(
-        record.id, record.uid, record.build, f"tree-{record.tree}", deadline=soon
-    )
+    vmm = await resources.vmms.resume(record.id, record.uid, record.build, deadline=soon)
     async with until(soon, f"taking over {record.id}"):
         await vmm.monitor.settle(paused=record.paused)
     vmm.guest.take_over()

@@ -60,12 +60,15 @@ async def bake(
     build = Build(image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator)
     uid = resources.vmms.take_uid()
     try:
-        batch_record = BatchRecord(machines=(name,), files=(layer, f"state-{point}"), points=(point,))
+        group = f"bake-{name}"
+        batch_record = BatchRecord(
+            machines=(name,), files=(layer, f"state-{point}"), points=(point,), group=group
+        )
         async with resources.begun(batch_record) as batch:
             resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
             ram = await resources.store.create(layer)
             os.ftruncate(ram, shape.memory_bytes)
-            order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=f"bake-{name}")
+            order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=group)
             pins, boot_ms = await _boot(resources, order, shape, f"state-{point}", deadline=deadline)
             await resources.vmms.end(name)
             vmm = {
@@ -94,11 +97,12 @@ async def _boot(
     began = time.monotonic()
     try:
         vmm = await resources.vmms.boot(order, shape.overlay_bytes, deadline=deadline)
-        await vmm.guest.wait_booted(deadline=deadline)
-        pins = await _become_ready(vmm, shape, deadline=deadline)
-        boot_ms = (time.monotonic() - began) * 1000
-        async with until(deadline, "freezing"):
-            await _freeze(resources, vmm, state_file)
+        async with resources.vmms.unborn(order.name):
+            await vmm.guest.wait_booted(deadline=deadline)
+            pins = await _become_ready(vmm, shape, deadline=deadline)
+            boot_ms = (time.monotonic() - began) * 1000
+            async with until(deadline, "freezing"):
+                await _freeze(resources, vmm, state_file)
     except (MachineGone, MonitorError) as err:
         raise BakeFailed(f"{shape.image} did not boot: {err}") from err
     except DeadlineExceeded as err:

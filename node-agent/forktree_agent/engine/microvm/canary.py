@@ -15,8 +15,6 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from forktree_agent.engine.contract import (
     Baseline,
     ChildOrder,
@@ -30,7 +28,7 @@ from forktree_agent.engine.contract import (
     TreeId,
     TreeLimits,
 )
-from forktree_agent.engine.microvm.records import CanaryRecord, to_journal
+from forktree_agent.engine.microvm.records import CanaryRecord, load_one, to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
@@ -59,11 +57,9 @@ class Trial(Engine, Protocol):
 async def find_accelerator(engine: Trial, resources: Resources, *, deadline: float) -> CanaryRecord:
     """What this node can do: remembered from an earlier try on the same boot, or tried now."""
     tried = _subject(resources)
-    value = resources.journal.get(CANARY_KIND, CANARY_KEY)
-    if value is not None:
-        known = msgspec.convert(value, CanaryRecord)
-        if known.tried == tried:
-            return known
+    known = load_one(resources.journal, CANARY_KIND, CANARY_KEY, CanaryRecord)
+    if known is not None and known.tried == tried:
+        return known
     verdict = await _verdict(engine, resources.settings.accelerator, tried, deadline=deadline)
     resources.journal.put(CANARY_KIND, CANARY_KEY, to_journal(verdict))
     log.info(
@@ -107,7 +103,7 @@ async def _verdict(engine: Trial, wanted: str, tried: str, *, deadline: float) -
         tried=tried,
         passed=True,
         accelerator="tcg",
-        reason="CanaryPassed" if wanted == "tcg" else "NoKvm",
+        reason="Emulated",
         message=f"a guest booted, forked and compared equal under emulation; {why_not}",
         boot_ms=boot_ms,
         fork_ms=fork_ms,

@@ -18,7 +18,8 @@ from forktree_agent.engine.microvm.hooks import POST_FORK, run_hook
 from forktree_agent.engine.microvm.monitor import MonitorError
 from forktree_agent.engine.microvm.records import Build, LayerRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.shim import ShimError
-from forktree_agent.engine.microvm.vmms import Group, Vmm, VmmOrder
+from forktree_agent.engine.microvm.vmms import Group, Vmm, VmmOrder, tree_group
+from forktree_agent.journal import JournalError
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.resources import Resources
@@ -74,21 +75,26 @@ async def prepare_children(
     resources.ledger.admit(len(names) * each_bytes, limits, f"{len(names)} machines of {in_mib(each_bytes)}")
     for name in names:
         resources.ledger.reserve(name, each_bytes, limits)
-    group = Group(f"tree-{limits.tree}", limits.memory_bytes)
+    group = Group(tree_group(limits.tree), limits.memory_bytes)
     turns = asyncio.Semaphore(resources.settings.start_concurrency)
 
     async def prepare(name: str, order: ChildOrder) -> Waiting:
+        uid = resources.vmms.take_uid()
         record = MachineRecord(
             id=name,
             owner=order.owner,
             tree=limits.tree,
             baseline=origin.baseline,
             generation=str(uuid.uuid4()),
-            uid=resources.vmms.take_uid(),
+            uid=uid,
             chain=origin.chain,
             build=origin.build,
         )
-        resources.register(record)
+        try:
+            resources.register(record)
+        except JournalError:
+            resources.vmms.give_back_uid(uid)  # No record says that this machine had it.
+            raise
         async with turns:
             await resources.vmms.join(group, name, deadline=deadline)
             return await _start(resources, record, order, group.name, deadline=deadline)
@@ -109,8 +115,9 @@ async def _start(
         VmmOrder(name=record.id, uid=record.uid, build=record.build, ram=store.descriptor(base), group=group),
         deadline=deadline,
     )
-    for name in layers:  # Oldest first: a later layer's page covers an earlier one's.
-        await _map(vmm, store, store.layer(name), deadline=deadline)
+    async with resources.vmms.unborn(record.id):
+        for name in layers:  # Oldest first: a later layer's page covers an earlier one's.
+            await _map(vmm, store, store.layer(name), deadline=deadline)
     return Waiting(record, order, vmm)
 
 
@@ -133,7 +140,7 @@ async def run_children(
     turns = asyncio.Semaphore(resources.settings.start_concurrency)
 
     async def run(child: Waiting) -> float:
-        async with turns:
+        async with turns, resources.vmms.unborn(child.record.id):
             if last_layer is not None:
                 await _map(child.vmm, store, last_layer, deadline=deadline)
             # The guest reads this before anything else when it wakes up.
@@ -144,8 +151,9 @@ async def run_children(
 
     async def answer(child: Waiting) -> float:
         guest, generation = child.vmm.guest, child.record.generation
-        await guest.identified(generation, deadline=deadline)
-        await run_hook(POST_FORK, post_fork, guest, generation, deadline=deadline)
+        async with resources.vmms.unborn(child.record.id):
+            await guest.identified(generation, deadline=deadline)
+            await run_hook(POST_FORK, post_fork, guest, generation, deadline=deadline)
         return time.monotonic()
 
     try:

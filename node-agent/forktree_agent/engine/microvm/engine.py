@@ -38,13 +38,14 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.microvm.admission import Ledger
 from forktree_agent.engine.microvm.adoption import Survivors, adopt
+from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.baking import BASELINE_KIND, bake
 from forktree_agent.engine.microvm.canary import find_accelerator
 from forktree_agent.engine.microvm.endings import to_the_end, until
 from forktree_agent.engine.microvm.forking import Forked, Live, branch, fork
 from forktree_agent.engine.microvm.host_clock import counter_kilohertz
 from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
-from forktree_agent.engine.microvm.records import BaselineRecord, PointRecord
+from forktree_agent.engine.microvm.records import BaselineRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.resources import Resources
 from forktree_agent.engine.microvm.store import FileStore
 from forktree_agent.engine.microvm.vmms import Vmms
@@ -159,8 +160,13 @@ class MicroVmEngine:
         if live is None:
             raise ParentLost(f"machine {parent} does not run")
         async with until(deadline, "the fork"), live.forking:
-            forked = await fork(self._resources, live, owner, orders, limits, hooks=hooks, deadline=deadline)
-            return self._enter(forked)
+            try:
+                return self._enter(
+                    await fork(self._resources, live, owner, orders, limits, hooks=hooks, deadline=deadline)
+                )
+            except NotAnswering as err:
+                await to_the_end(self._give_up(live, err), f"give-up-{parent}")
+                raise ParentLost(f"the parent was lost while it was forked: {err}") from err
 
     async def branch(
         self,
@@ -203,7 +209,11 @@ class MicroVmEngine:
             self._running(machine)  # It may have been released meanwhile, and its record must stay away.
             if live.record.paused != paused:
                 live.record = self._resources.note_paused(live.record, paused=paused)
-            await to_the_end(_set_running(live.vmm, running=not paused), f"pause-{machine}")
+            try:
+                await to_the_end(_set_running(live.vmm, running=not paused), f"pause-{machine}")
+            except NotAnswering as err:
+                await to_the_end(self._give_up(live, err), f"give-up-{machine}")
+                raise
 
     def _running(self, machine: MachineId) -> Live:
         live = self._live.get(machine)
@@ -213,12 +223,22 @@ class MicroVmEngine:
 
     async def release(self, machine: MachineId) -> None:
         # Out of the table first: whoever sees its process end from here on knows that it was meant to.
-        self._live.pop(machine, None)
-        await to_the_end(self._resources.end_machine(machine), f"release-{machine}")
+        live = self._live.pop(machine, None)
+        try:
+            await to_the_end(self._resources.end_machine(machine), f"release-{machine}")
+        except Exception:
+            if live is not None:
+                self._live[machine] = live  # Whoever asks again what is there to be ended must find it.
+            raise
 
     async def drop_point(self, point: PointId) -> None:
-        self._points.pop(point, None)
-        await to_the_end(self._resources.end_point(point), f"drop-{point}")
+        record = self._points.pop(point, None)
+        try:
+            await to_the_end(self._resources.end_point(point), f"drop-{point}")
+        except Exception:
+            if record is not None:
+                self._points[point] = record
+            raise
 
     async def drop_baseline(self, baseline: BaselineId) -> None:
         for digest, record in list(self._baselines.items()):
@@ -256,21 +276,31 @@ class MicroVmEngine:
             live = self._live.pop(MachineId(ended.machine), None)
             if live is None:
                 continue  # Released, or not born yet: whoever starts or ends it sees that for itself.
-            said = await self._resources.vmms.autopsy(ended.machine)
-            log.error("machine_lost machine=%s owner=%s text=%r", ended.machine, live.record.owner, said)
-            await self._resources.end_machine(ended.machine)
-            self._exits.put_nowait(
-                MachineExit(machine=MachineId(ended.machine), owner=Owner(live.record.owner), text=said)
-            )
+            await self._lost(live.record, await self._resources.vmms.autopsy(ended.machine))
+
+    async def _give_up(self, live: Live, err: NotAnswering) -> None:
+        """End a machine whose QEMU stands still. It is lost like one that ended by itself."""
+        if self._live.pop(MachineId(live.record.id), None) is None:
+            return  # Released or dead meanwhile.
+        said = self._resources.vmms.last_words(live.record.id)
+        await self._lost(live.record, f"{err} and was ended" + (f"; it said: {said}" if said else ""))
+
+    async def _lost(self, record: MachineRecord, text: str) -> None:
+        """Free what is left of a machine that is out of the table, and tell whoever listens."""
+        log.error("machine_lost machine=%s owner=%s text=%r", record.id, record.owner, text)
+        await self._resources.end_machine(record.id)
+        self._exits.put_nowait(
+            MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
+        )
 
 
 async def _set_running(vmm: Vmm, *, running: bool) -> None:
     if running:
         # Queued first: the guest reads it before anything else when it wakes up.
         vmm.guest.set_clock(time.time_ns())
-        await vmm.monitor.cont()
+        await vmm.answering.to(vmm.monitor.cont(), "cont")
     else:
-        await vmm.monitor.stop()
+        await vmm.answering.to(vmm.monitor.stop(), "stop")
 
 
 async def _qemu_version(binary: str) -> str:

@@ -19,6 +19,7 @@ from forktree_agent.engine.contract import (
     ParentLost,
     TreeLimits,
 )
+from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.children import Origin, Waiting, names_for, prepare_children, run_children
 from forktree_agent.engine.microvm.freezing import Instant, expected_bytes, freeze
 from forktree_agent.engine.microvm.hooks import PRE_FORK, run_hook
@@ -59,12 +60,17 @@ async def fork(
     hooks: Hooks,
     deadline: float,
 ) -> Forked:
-    """Fork a machine. The caller sees to it that one parent is frozen by one fork at a time."""
+    """Fork a machine. The caller sees to it that one parent is frozen by one fork at a time.
+
+    Raises what `Engine.fork` promises, and `NotAnswering` when the parent has to be ended.
+    """
     parent, vmm = live.record, live.vmm
     if parent.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
     try:
         size_bytes = await expected_bytes(vmm, deadline=deadline)
+    except NotAnswering:
+        raise
     except MachineGone as err:
         raise ParentLost(f"the parent ended before it was forked: {err}") from err
     point_id, layer = f"p-{uuid.uuid4().hex[:12]}", f"layer-{uuid.uuid4().hex[:12]}"
@@ -151,10 +157,11 @@ def _hold(resources: Resources, point: PointRecord, instant: Instant) -> PointRe
     layer = instant.layer
     resources.store.seal(layer.id)
     resources.store.seal(point.state_file)
-    resources.store.add_layer(layer, user=point.id)
-    resources.store.use(point.id, point.chain)
     held = point.sized(layer.bytes)
+    # Before it uses its layers: undoing finds by the record which ones it is to leave.
     resources.journal.put(POINT_KIND, held.id, to_journal(held))
+    resources.store.add_layer(layer, user=held.id)
+    resources.store.use(held.id, held.chain)
     resources.ledger.record(held.id, held.own_bytes, held.tree)
     return held
 

@@ -122,6 +122,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     """Names under which the keeper holds files made for this work."""
     points: tuple[str, ...] = ()
+    group: str | None = None
+    """Control group made for these machines alone."""
 
 
 class CanaryRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,5 +144,26 @@ def to_journal(record: msgspec.Struct) -> Record:
 
 
 def load_all(journal: Journal, kind: str, record_type: type[RecordType]) -> dict[str, RecordType]:
-    """Records of one kind by key. One that does not fit its type was written by another version: an error."""
-    return {key: msgspec.convert(value, record_type) for key, value in journal.load(kind).items()}
+    """Records of one kind by key. One that does not fit its type is put aside, and what it named is lost."""
+    found: dict[str, RecordType] = {}
+    for key, value in journal.load(kind).items():
+        record = _fitting(journal, kind, key, value, record_type)
+        if record is not None:
+            found[key] = record
+    return found
+
+
+def load_one(journal: Journal, kind: str, key: str, record_type: type[RecordType]) -> RecordType | None:
+    """The record, or None where there is none that fits its type."""
+    value = journal.get(kind, key)
+    return None if value is None else _fitting(journal, kind, key, value, record_type)
+
+
+def _fitting(
+    journal: Journal, kind: str, key: str, value: Record, record_type: type[RecordType]
+) -> RecordType | None:
+    try:
+        return msgspec.convert(value, record_type)
+    except (msgspec.ValidationError, RecursionError) as err:  # Damaged, or of another version of the agent.
+        journal.put_aside(kind, key, str(err))
+        return None

@@ -16,6 +16,7 @@ from forktree_agent.engine.microvm.records import (
     BatchRecord,
     MachineRecord,
     PointRecord,
+    load_one,
     to_journal,
 )
 
@@ -45,7 +46,10 @@ class Resources:
     ledger: Ledger
 
     def register(self, record: MachineRecord) -> None:
-        """Write a machine down before it is started, and keep the layers it is going to map."""
+        """Write a machine down before it is started, and keep the layers it is going to map.
+
+        Raises `JournalError`, and `PointLost` when a layer is gone.
+        """
         self.journal.put(MACHINE_KIND, record.id, to_journal(record))
         self.store.use(record.id, record.chain)
 
@@ -57,12 +61,11 @@ class Resources:
 
     async def end_machine(self, name: str) -> None:
         """End a machine and all that was its own; its record goes last. Idempotent."""
-        value = self.journal.get(MACHINE_KIND, name)
+        record = load_one(self.journal, MACHINE_KIND, name, MachineRecord)
         await self.vmms.end(name)
         self.ledger.free(name)
-        if value is None:
+        if record is None:
             return
-        record = msgspec.convert(value, MachineRecord)
         await self.store.leave(name, record.chain)
         self.vmms.give_back_uid(record.uid)
         self.journal.remove(MACHINE_KIND, name)
@@ -70,40 +73,47 @@ class Resources:
     async def end_point(self, name: str) -> None:
         """Hold an instant no longer; its record goes last. Idempotent."""
         self.ledger.free(name)
-        value = self.journal.get(POINT_KIND, name)
-        if value is None:
+        record = load_one(self.journal, POINT_KIND, name, PointRecord)
+        if record is None:
             return
-        record = msgspec.convert(value, PointRecord)
         await self.store.leave(name, record.chain)
         await self.store.drop(record.state_file)
         self.journal.remove(POINT_KIND, name)
 
-    async def undo(self, batch: BatchRecord) -> None:
-        """Take back everything that a batch names, however far it got."""
+    async def undo(self, key: str, batch: BatchRecord) -> None:
+        """Take back everything that a batch names, however far it got; its record goes last."""
+        if batch.group is not None:
+            self.vmms.note_group(batch.group, batch.machines)
         for machine in batch.machines:
             await self.end_machine(machine)
         for point in batch.points:
             await self.end_point(point)
         await self.store.drop(*batch.files)
+        self.journal.remove(BATCH_KIND, key)
 
     @asynccontextmanager
     async def begun(self, record: BatchRecord) -> AsyncGenerator[Batch]:
         """Work that is undone on any way out but `commit()`, a crash of the agent included."""
-        key = uuid.uuid4().hex
-        batch = Batch()
-        self.journal.put(BATCH_KIND, key, to_journal(record))
+        batch = Batch(self.journal, uuid.uuid4().hex)
+        self.journal.put(BATCH_KIND, batch.key, to_journal(record))
         try:
             yield batch
         finally:
             if not batch.committed:
-                await to_the_end(self.undo(record), f"undo-{key}")
-            self.journal.remove(BATCH_KIND, key)
+                await to_the_end(self.undo(batch.key, record), f"undo-{batch.key}")
 
 
 @dataclass(slots=True)
 class Batch:
+    journal: Journal
+    key: str
     committed: bool = field(default=False)
 
     def commit(self) -> None:
-        """Keep what was made. Nothing may be awaited between this and leaving the batch."""
+        """Keep what was made. Nothing may be awaited between this and leaving the batch.
+
+        Raises `JournalError` where the record cannot be removed: the next agent would undo all of it, so this
+        one does.
+        """
+        self.journal.remove(BATCH_KIND, self.key)
         self.committed = True

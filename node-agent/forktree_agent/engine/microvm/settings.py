@@ -23,3 +23,6 @@ class EngineSettings:
     uid_count: int = 4096
     start_concurrency: int = 2
     """Children whose start is under way at once. More than the cores only queue, and delay the first."""
+    answer_seconds: float = 10.0
+    """For one command of a running machine's QEMU, which takes a millisecond: beyond it, QEMU is stuck and
+    its machine is ended. Commands that copy guest memory have more, by its size."""

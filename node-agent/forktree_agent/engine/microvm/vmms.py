@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forktree_agent.engine.contract import AtCapacity, MachineGone
+from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
+from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
 from forktree_agent.engine.microvm.endings import until
-from forktree_agent.engine.microvm.guest import GuestChannel
+from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.monitor import Monitor, MonitorError
-from forktree_agent.engine.microvm.shim import ShimClient
+from forktree_agent.engine.microvm.shim import NoShim, ShimClient
 from forktree_agent.keeper_client import (
     Channel,
     ChannelType,
@@ -75,6 +76,7 @@ class Vmm:
     monitor: Monitor
     shim: ShimClient
     guest: GuestChannel
+    answering: Answering
     closing: asyncio.Event
 
     async def serve(self) -> None:
@@ -129,10 +131,13 @@ class Vmms:
 
     async def join(self, group: Group, name: str, *, deadline: float) -> None:
         """Say that machine `name` is about to start in `group`, which exists until its last has ended."""
-        members = self._groups.setdefault(group.name, set())
-        members.add(name)
+        self.note_group(group.name, (name,))
         with asking(group.name):
             await self._keeper.limit_cgroup(group.name, group.memory_bytes, deadline=deadline)
+
+    def note_group(self, group: str, machines: Iterable[str]) -> None:
+        """Note that these belong to a group, whether they run or not: it goes with the last that is ended."""
+        self._groups.setdefault(group, set()).update(machines)
 
     async def boot(self, order: VmmOrder, overlay_bytes: int, *, deadline: float) -> Vmm:
         """Start a machine that boots, its RAM written through to its file."""
@@ -141,17 +146,14 @@ class Vmms:
     async def wait_for_state(self, order: VmmOrder, *, deadline: float) -> Vmm:
         """Start a machine that waits for device state, its RAM a private view of its file."""
         vmm = await self._start(order, None, deadline=deadline)
-        try:
+        async with self.unborn(order.name):
             await vmm.shim.hello(order.build.memory_bytes, deadline=deadline)
             # QEMU may have written to RAM while it started; a fresh mapping makes it the file's again.
             await vmm.shim.map_all(order.ram, order.build.memory_bytes, deadline=deadline)
-        except MachineGone:
-            raise MachineGone(await self.autopsy(order.name)) from None
         return vmm
 
-    async def resume(self, name: str, uid: int, build: Build, group: str, *, deadline: float) -> Vmm:
+    async def resume(self, name: str, uid: int, build: Build, *, deadline: float) -> Vmm:
         """Take over a machine that an earlier agent left running, whatever it was in the middle of."""
-        self._groups.setdefault(group, set()).add(name)
         with asking(name):
             channels = await self._keeper.lend(name, deadline=deadline)
         vmm = self._wired(name, uid, build, channels)
@@ -184,12 +186,38 @@ class Vmms:
         return ended
 
     async def _leave_group(self, name: str) -> None:
-        for group, members in list(self._groups.items()):
+        for members in self._groups.values():
             members.discard(name)
-            if not members:
-                del self._groups[group]
-                with asking(group):
-                    await self._keeper.drop_cgroup(group, deadline=soon())
+        # Out of the table before anything is awaited: of two that end together only one drops a group.
+        emptied = [group for group, members in self._groups.items() if not members]
+        for group in emptied:
+            del self._groups[group]
+        for group in emptied:
+            await self._drop_group(group)
+
+    async def _drop_group(self, group: str) -> None:
+        """What the machine held is given back whether or not this works; the next that ends tries again."""
+        if group in self._groups:
+            return  # Somebody joined it while we were at another.
+        try:
+            with asking(group):
+                await self._keeper.drop_cgroup(group, deadline=soon())
+        except EngineError as err:
+            self._groups.setdefault(group, set())
+            log.warning("group_not_dropped group=%s error=%r", group, err.message)
+
+    @asynccontextmanager
+    async def unborn(self, name: str) -> AsyncGenerator[None]:
+        """While a machine is started: should its QEMU end, `MachineGone` says how, and not by what we saw it.
+
+        A QEMU that still runs but cannot be trusted is said to be so.
+        """
+        try:
+            yield
+        except (GuestError, NoShim):
+            raise
+        except MachineGone:
+            raise MachineGone(await self.autopsy(name)) from None
 
     async def autopsy(self, name: str) -> str:
         """How a machine that left us ended, and the last it said: nobody can run it again to find out."""
@@ -244,10 +272,8 @@ class Vmms:
                     deadline=deadline,
                 )
         vmm = self._wired(order.name, order.uid, order.build, started.channels)
-        try:
+        async with self.unborn(order.name):
             await vmm.monitor.connect(deadline=deadline)
-        except MachineGone:
-            raise MachineGone(await self.autopsy(order.name)) from None
         return vmm
 
     def _wired(self, name: str, uid: int, build: Build, channels: Mapping[str, socket.socket]) -> Vmm:
@@ -258,6 +284,7 @@ class Vmms:
             monitor=Monitor(channels["monitor"], name),
             shim=ShimClient(channels["shim"]),
             guest=GuestChannel(channels["guest"], name),
+            answering=Answering(self._settings.answer_seconds),
             closing=asyncio.Event(),
         )
         self._vmms[name] = vmm
@@ -269,6 +296,11 @@ class Vmms:
         for vmm in self._vmms.values():
             vmm.closing.set()
         self._vmms.clear()
+
+
+def tree_group(tree: str) -> str:
+    """Name of the control group that all machines of a tree share."""
+    return f"tree-{tree}"
 
 
 def _open(path: Path, opened: ExitStack) -> int:

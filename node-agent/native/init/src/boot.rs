@@ -49,6 +49,7 @@ pub fn boot() -> Result<fs::File, BootError> {
     mount_usual()?;
     prefer_killing_to_thrashing();
     sys::loopback_up().step("bring loopback up")?;
+    without_multipath_tcp()?;
     sys::raise_file_limit().step("raise the limit of open files")?;
     let port = wait_for(&events, "the guest channel", find_port)?;
     let mut options = fs::OpenOptions::new();
@@ -157,6 +158,15 @@ fn prefer_killing_to_thrashing() {
     for (file, value) in [("enabled", "y"), ("min_ttl_ms", "1000")] {
         // A kernel without it is slower to act, and no less right.
         let _ = fs::write(folder.join(file), value);
+    }
+}
+
+/// Ending the parts of such a connection leaves whoever reads from it waiting (Linux 6.1), so none may be made. A
+/// program that asks for one is told that there is no such protocol, as by a kernel without it, and takes TCP.
+fn without_multipath_tcp() -> Result<(), BootError> {
+    match fs::write("/proc/sys/net/mptcp/enabled", "0") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.step("turn multipath TCP off"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Becoming another machine than the one this was forked from, while no other process runs.
 
+use crate::connections::Connections;
 use crate::frames::{Env, Identity, NIL_GENERATION};
 use crate::sys;
 use crate::workload_group::WorkloadGroup;
@@ -47,8 +48,13 @@ impl Persona {
     }
 
     /// Take on `identity`. After an error the workload runs on and this machine is still who it was, but its clock,
-    /// host name or random generator may be the new one's already.
-    pub fn assume(&mut self, identity: Identity, group: &mut WorkloadGroup) -> Result<(), String> {
+    /// host name or random generator may be the new one's already, and connections to the outside may have ended.
+    pub fn assume(
+        &mut self,
+        identity: Identity,
+        group: &mut WorkloadGroup,
+        connections: &Connections,
+    ) -> Result<(), String> {
         let branch = self.branch_with(&identity.env);
         let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
         let seed = <[u8; 32]>::try_from(identity.entropy.0.as_slice()).map_err(|_| "entropy is not 32 bytes")?;
@@ -56,6 +62,7 @@ impl Persona {
         sys::set_wall_clock(identity.unix_ns).map_err(failed("set the clock"))?;
         sys::set_hostname(&identity.hostname).map_err(failed("set the host name"))?;
         sys::reseed(&seed).map_err(failed("reseed the random generator"))?;
+        connections.end_outside().map_err(failed("end connections to the outside"))?;
         write_file(&identity_file(&identity, &branch)).map_err(failed("write the identity file"))?;
         self.generation = identity.generation;
         self.branch = branch;

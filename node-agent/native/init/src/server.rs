@@ -1,5 +1,6 @@
 //! The one loop: requests, ends of processes, output, time limits.
 
+use crate::connections::Connections;
 use crate::execs::{ending, Execs, Source};
 use crate::frames::{Env, ExecRequest, Refusal, Report, Request, PROTOCOL};
 use crate::http_get::Gets;
@@ -29,6 +30,7 @@ pub struct Server {
     port: Port,
     signals: OwnedFd,
     group: WorkloadGroup,
+    connections: Connections,
     persona: Persona,
     execs: Execs,
     gets: Gets,
@@ -37,9 +39,9 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup) -> Self {
+    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, connections: Connections) -> Self {
         let (persona, execs, gets) = (Persona::new(), Execs::default(), Gets::default());
-        Self { port, signals, group, persona, execs, gets, workload: None, started: false }
+        Self { port, signals, group, connections, persona, execs, gets, workload: None, started: false }
     }
 
     /// Runs for as long as the machine does; returns only the error that ended it.
@@ -115,7 +117,7 @@ impl Server {
             Request::Start { argv, env } => self.start(&argv, env),
             Request::Identity(identity) => {
                 let generation = identity.generation.clone();
-                let report = match self.persona.assume(identity, &mut self.group) {
+                let report = match self.persona.assume(identity, &mut self.group, &self.connections) {
                     Ok(()) => {
                         self.execs.carry_on(&generation);
                         self.tell_running(); // First, so that whoever knows of this machine knows of these.

@@ -228,6 +228,23 @@ pub fn device_events() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// A socket on which the kernel lists the machine's sockets and ends those that it is told to.
+pub fn socket_diagnosis() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) })
+}
+
+/// Send one message to the kernel. It has been dealt with on return.
+pub fn send(netlink: &OwnedFd, message: &[u8]) -> io::Result<()> {
+    // SAFETY: pointer and length describe one live slice. An unconnected netlink socket sends to the kernel.
+    let count = unsafe { libc::send(netlink.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    if count < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Begin to connect to a port of 127.0.0.1, never blocking. Poll for writing tells when that is decided.
 pub fn connect_loopback(port: u16) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;

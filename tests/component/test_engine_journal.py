@@ -1,0 +1,165 @@
+"""The journal of a node that is in trouble: full, damaged, or naming what died while no agent ran."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from component.keeper_fixtures import group_folders, running_keeper
+from component.node import TINY, Node, engine_on, newcomer, order, settings, soon
+from forktree_agent.engine.microvm.records import BatchRecord, to_journal
+from forktree_agent.engine.microvm.resources import BATCH_KIND
+from forktree_agent.journal import Journal, JournalError
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PAGE_BYTES = 4096
+"""What one record takes on tmpfs."""
+
+
+@contextmanager
+def small_disk(folder: Path) -> Generator[Path]:
+    """A tmpfs of 128 pages."""
+    folder.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={128 * PAGE_BYTES}", "none", str(folder)], check=True
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def room_for(disk: Path, records: int) -> Generator[None]:
+    """While inside, there is room for so many records and for none more."""
+    free = os.statvfs(disk).f_bavail
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes((free - records) * PAGE_BYTES))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+async def everything(node: Node, cgroup_root: str) -> object:
+    """All that work on a node takes, but for user ids, of which there are few."""
+    listing = await node.keeper.listing(deadline=soon())
+    records = sorted(str(path) for path in node.journal.rglob("*") if path.is_file())
+    machines = {entry.machine for entry in listing.machines}
+    groups = {folder.name for folder in group_folders(cgroup_root)}
+    return machines, set(listing.files), records, groups, node.engine.usage()
+
+
+async def test_work_that_cannot_be_written_down_fails_and_gives_back_all_that_it_took(tmp_path: Path) -> None:
+    root = f"forktree-test-full-{secrets.token_hex(4)}"
+    journal = tmp_path / "journal"
+    with small_disk(journal):
+        # As many user ids as a fork of two needs beside its parent: one that is lost is missed at once.
+        async with (
+            running_keeper(tmp_path, root) as socket_path,
+            engine_on(socket_path, journal, settings(uid_count=3)) as node,
+        ):
+            parent = await node.root()
+            before = await everything(node, root)
+            failed = 0
+            while True:
+                with room_for(journal, failed):
+                    try:
+                        forked = await node.fork(parent, 2)
+                        break
+                    except JournalError as err:
+                        assert err.message.startswith("the node's journal cannot be written: record ")
+                        assert err.message.endswith(
+                            ": No space left on device: free space in the state directory"
+                        )
+                failed += 1
+                assert await everything(node, root) == before
+            # The batch, two machines, the instant, its layer; and a machine anew beside its old record.
+            assert failed == 6
+            assert [await node.sh(each, "echo runs") for each in forked.children] == ["runs\n", "runs\n"]
+            for each in forked.children:
+                await node.engine.release(each.id)
+            before = await everything(node, root)
+            with room_for(journal, 2), pytest.raises(JournalError, match="record machine/"):
+                await node.engine.branch(
+                    forked.point.id, [order("one"), order("two")], node.tree, deadline=soon()
+                )
+            assert await everything(node, root) == before
+            for records in (1, 2, 3):
+                with room_for(journal, records), pytest.raises(JournalError):
+                    await node.baseline(dataclasses.replace(TINY, env=(("LEFT", "nothing"),)))
+                assert await everything(node, root) == before
+            await node.engine.release(parent.id)
+            await node.engine.drop_point(forked.point.id)
+            await node.engine.drop_baseline(parent.baseline)
+            assert (
+                await node.keeper.listing(deadline=soon())
+            ).files == ()  # No layer has a user that never was.
+
+
+async def test_a_record_that_makes_no_sense_stops_no_agent_and_its_machine_is_ended(tmp_path: Path) -> None:
+    root = f"forktree-test-damaged-{secrets.token_hex(4)}"
+    journal = tmp_path / "journal"
+    async with running_keeper(tmp_path, root) as socket_path:
+        async with engine_on(socket_path, journal) as first:
+            kept, damaged = await first.root(name="kept"), await first.root(name="damaged")
+            boot = first.keeper.boot_id
+        deep = b'{"boot":' * 100_000
+        for kind in ("machine", "point", "layer", "batch", "baseline", "canary"):
+            (journal / kind).mkdir(exist_ok=True)
+            (journal / kind / "deep.json").write_bytes(deep)
+            (journal / kind / "other.json").write_text(json.dumps({"boot": boot, "record": {"id": [1]}}))
+        (journal / "canary" / "verdict.json").write_text(json.dumps({"boot": boot, "record": {"tried": 1}}))
+        (journal / "machine" / f"{damaged.id}.json").write_text(
+            json.dumps({"boot": boot, "record": {"id": damaged.id, "uid": "a word"}})
+        )
+        async with engine_on(socket_path, journal) as second:
+            assert [each.id for each in second.engine.machines()] == [kept.id]
+            assert await second.sh(kept, "echo runs") == "runs\n"
+            machines = {entry.machine for entry in (await second.keeper.listing(deadline=soon())).machines}
+            assert machines == {kept.id}
+            second.tree = first.tree
+            (child,) = (await second.fork(kept)).children
+            assert await second.sh(child, "echo runs") == "runs\n"
+            for machine in second.engine.machines():
+                await second.engine.release(machine.id)
+
+
+async def test_no_control_group_is_left_of_machines_that_died_while_no_agent_ran(tmp_path: Path) -> None:
+    root = f"forktree-test-groups-{secrets.token_hex(4)}"
+    journal = tmp_path / "journal"
+    async with running_keeper(tmp_path, root) as socket_path:
+        async with engine_on(socket_path, journal) as first:
+            parent = await first.root()
+            (child,) = (await first.fork(parent)).children
+            pids = [await first.pid(each) for each in (parent, child)]
+            # As an agent leaves them that dies between making the group and starting the machine.
+            await first.keeper.limit_cgroup("bake-b-unborn", None, deadline=soon())
+            begun = BatchRecord(machines=("b-unborn",), group="bake-b-unborn")
+            Journal(journal, first.keeper.boot_id).put(BATCH_KIND, "unborn", to_journal(begun))
+            known = {entry.machine for entry in (await first.keeper.listing(deadline=soon())).machines}
+            shape = dataclasses.replace(TINY, env=(("NEVER", "done"),))
+            baking = asyncio.create_task(first.baseline(shape), name="baking")
+            pids.append(await newcomer(first, known))
+        # Its keeper is not ours any more, so all that it had begun stays, as after a death.
+        await asyncio.wait((baking,))
+        assert baking.exception() is not None
+        assert len(list((journal / "batch").glob("*.json"))) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        groups = {folder.name for folder in group_folders(root)} - {root}
+        assert {name.partition("-")[0] for name in groups} == {"tree", "bake"}
+        async with engine_on(socket_path, journal) as second:
+            assert second.engine.machines() == ()
+            assert {folder.name for folder in group_folders(root)} == {root}
