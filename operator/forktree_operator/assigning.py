@@ -17,10 +17,10 @@ from forktree.models.session import Session
 from forktree_operator import patches
 from forktree_operator.decide.actions import Ignore, Place, Reject, Wait
 from forktree_operator.decide.agents import AgentState
-from forktree_operator.decide.placement import baseline, brings_baseline, needed, place
+from forktree_operator.decide.placement import baked_on, baseline, brings_baseline, needed, place
 from forktree_operator.decide.routing import Patience, route, wanted
 from forktree_operator.lifesigns import Lifesigns
-from forktree_operator.nodes import Nodes
+from forktree_operator.nodes import BAKE_PROMISE_SECONDS, PROMISE_SECONDS, Nodes
 from forktree_operator.templates import Templates
 
 log = logging.getLogger(__name__)
@@ -106,8 +106,9 @@ class Assigning:
                 if any(room.name == node and brings_baseline(room, template) for room in rooms):
                     # First, as the agent counts it first.
                     promises = {template.metadata.uid: baseline(template), **promises}
+                until = now + (PROMISE_SECONDS if baked_on(node, template) else BAKE_PROMISE_SECONDS)
                 for holder, memory_bytes in promises.items():
-                    self._nodes.promise(node, holder, memory_bytes, now)
+                    self._nodes.promise(node, holder, memory_bytes, until=until)
                 try:
                     patch = patches.place(session, node)
                     await self._client.merge_patch(Session, metadata.namespace, metadata.name, patch)

@@ -12,9 +12,10 @@ from forktree_operator.decide.agents import AgentState
 from forktree_operator.decide.placement import NodeRoom
 from forktree_operator.lifesigns import Lifesigns
 
-PROMISE_SECONDS: Final = 300.0
-"""After this a placed session counts no more by itself: its agent counts it, or it is gone. Above the time of
-a first bake, during which the sessions that wait for it are not counted by the agent."""
+PROMISE_SECONDS: Final = 30.0
+"""After this a placed session counts no more by itself: its agent counts it, or it is gone."""
+BAKE_PROMISE_SECONDS: Final = 300.0
+"""The same where its template has to be baked first: until then the agent counts none that wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class _Promise:
     """Memory promised to a session or a template that the node's agent may not have counted yet."""
 
     memory_bytes: int
-    made_at: float
+    until: float
 
 
 class Nodes:
@@ -82,12 +83,13 @@ class Nodes:
         for node in present.values():
             self.observe(node)
 
-    def promise(self, name: str, holder: Uid, memory_bytes: int, now: float) -> None:
+    def promise(self, name: str, holder: Uid, memory_bytes: int, *, until: float) -> None:
         """Count `memory_bytes` on that node until its agent does, so that a burst does not overfill it.
 
-        `holder` is a session's uid, or that of a template whose baseline has to be made there.
+        Monotonic time `until` at the latest. `holder` is a session's uid, or that of a template whose
+        baseline has to be made there.
         """
-        self._promises.setdefault(name, {})[holder] = _Promise(memory_bytes, now)
+        self._promises.setdefault(name, {})[holder] = _Promise(memory_bytes, until)
 
     def withdraw(self, name: str, *holders: Uid) -> None:
         """Take promises back: the session did not go there after all."""
@@ -108,7 +110,7 @@ class Nodes:
 
     def _promised_bytes(self, name: str, now: float) -> int:
         promises = self._promises.get(name, {})
-        for holder in [h for h, promise in promises.items() if now - promise.made_at > PROMISE_SECONDS]:
+        for holder in [h for h, promise in promises.items() if now > promise.until]:
             del promises[holder]
         return sum(promise.memory_bytes for promise in promises.values())
 

@@ -74,8 +74,12 @@ async def test_a_template_that_cannot_be_made_ready_fails_its_session(
 
 async def test_a_deleted_template_lets_go_of_its_baseline_and_spares_its_sessions(rig: ControlRig) -> None:
     await rig.running_session("one")
+    assert rig.control is not None
+    use_changed = rig.control.world.use_changed
+    use_changed.clear()
     await rig.user.delete(SessionTemplate, rig.namespace, "tiny")
     await rig.eventually(lambda: not rig.host.baselines, lambda: rig.host.baselines)
+    await rig.eventually(use_changed.is_set, lambda: "nobody was told of the room")
     assert (await rig.get(Session, "one")).status.ready
     assert len(rig.host.machines) == 1
 

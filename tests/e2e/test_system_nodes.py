@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from e2e.whole import API, Whole, until
+from e2e.whole import API, SECONDS, Whole, until
 from forktree_agent.http.proxying import HOP_HEADER
 from forktree_dev import provisioning
 from forktree_dev.system import Artifacts, Node, Sizes, System
@@ -48,6 +48,7 @@ class Pair:
 
         Node → name.
         """
+        await self.said_to_be_empty()
         sessions = [
             {
                 "apiVersion": API,
@@ -64,6 +65,20 @@ class Pair:
             placed[(await self.user.status("session", name))["node"]] = name
         assert sorted(placed) == sorted(NODES)
         return placed
+
+    async def said_to_be_empty(self) -> None:
+        """Wait until no node counts a machine that ended before, and nobody holds room for one."""
+        operator = self.user.system.operator
+        await operator.stop()  # It may hold room for minutes after a first bake.
+        operator.start()
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while True:
+            nodes = (await self.user.system.kubectl.json("get", "forknodes"))["items"]
+            told = [(node["status"]["ready"], node["status"]["reservedBytes"] >> 20) for node in nodes]
+            if all(ready and mib < _TINY_BASELINE_MIB + _OVERHEAD_MIB for ready, mib in told):
+                return
+            assert asyncio.get_running_loop().time() < deadline, told
+            await asyncio.sleep(0.1)
 
     def machines(self) -> dict[str, set[int]]:
         """Node → process ids of its QEMUs."""

@@ -37,8 +37,8 @@ def free(known: Nodes, now: float = 1.0) -> int:
 
 def test_a_promise_takes_room_until_the_agent_counts_it() -> None:
     known = nodes(fork_node(100, version=1))
-    known.promise("n1", Uid("a"), 300, 1.0)
-    known.promise("n1", Uid("b"), 300, 1.0)
+    known.promise("n1", Uid("a"), 300, until=1.0 + PROMISE_SECONDS)
+    known.promise("n1", Uid("b"), 300, until=1.0 + PROMISE_SECONDS)
     assert free(known) == 300
     known.observe(fork_node(400, version=2))
     assert free(known) == 300
@@ -48,15 +48,15 @@ def test_a_promise_takes_room_until_the_agent_counts_it() -> None:
 
 def test_a_count_that_stands_for_less_than_a_promise_pays_none() -> None:
     known = nodes(fork_node(0, version=1))
-    known.promise("n1", Uid("a"), 300, 1.0)
+    known.promise("n1", Uid("a"), 300, until=1.0 + PROMISE_SECONDS)
     known.observe(fork_node(299, version=2))
     assert free(known) == 1000 - 299 - 300
 
 
 def test_a_promise_can_be_withdrawn_and_ends_by_itself() -> None:
     known = nodes(fork_node(0, version=1))
-    known.promise("n1", Uid("a"), 300, 1.0)
-    known.promise("n1", Uid("b"), 200, 1.0)
+    known.promise("n1", Uid("a"), 300, until=1.0 + PROMISE_SECONDS)
+    known.promise("n1", Uid("b"), 200, until=1.0 + PROMISE_SECONDS)
     known.withdraw("n1", Uid("a"))
     known.withdraw("n1", Uid("a"))
     known.withdraw("elsewhere", Uid("a"))
@@ -67,24 +67,24 @@ def test_a_promise_can_be_withdrawn_and_ends_by_itself() -> None:
 
 def test_the_promises_of_a_first_session_are_paid_as_its_agent_bakes_and_starts_it() -> None:
     known = nodes(fork_node(0, version=1))
-    known.promise("n1", Uid("template"), 200, 1.0)
-    known.promise("n1", Uid("a"), 300, 1.0)
-    known.promise("n1", Uid("b"), 300, 1.0)
+    known.promise("n1", Uid("template"), 200, until=1.0 + PROMISE_SECONDS)
+    known.promise("n1", Uid("a"), 300, until=1.0 + PROMISE_SECONDS)
+    known.promise("n1", Uid("b"), 300, until=1.0 + PROMISE_SECONDS)
     (room,) = known.rooms(1.0)
     assert room.promised == {"template", "a", "b"}
     for version, (counted, left) in enumerate([(300, 100), (200, 200), (500, 200), (800, 200)], 2):
         # The machine that boots takes more than the baseline it becomes; nobody else may have the difference.
         known.observe(fork_node(counted, version=version))
         assert free(known) == left
-    known.promise("n1", Uid("c"), 100, 2.0)
-    known.promise("n1", Uid("d"), 100, 2.0)
+    known.promise("n1", Uid("c"), 100, until=2.0 + PROMISE_SECONDS)
+    known.promise("n1", Uid("d"), 100, until=2.0 + PROMISE_SECONDS)
     known.withdraw("n1", Uid("c"), Uid("d"))
     assert free(known) == 200
 
 
 def test_an_event_from_behind_changes_nothing() -> None:
     known = nodes(fork_node(0, version=1))
-    known.promise("n1", Uid("a"), 300, 1.0)
+    known.promise("n1", Uid("a"), 300, until=1.0 + PROMISE_SECONDS)
     known.observe(fork_node(300, version=5))
     known.observe(fork_node(0, version=4))
     assert free(known) == 700

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from forktree.errors import ForktreeError
@@ -27,6 +27,7 @@ from forktree_agent.engine.contract import (
     SecretVariable,
     Shape,
 )
+from forktree_agent.journal import JournalError
 from forktree_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,16 @@ class Bakes:
     """All templates, and the baselines that this node holds for them."""
 
     def __init__(
-        self, settings: Settings, client: KubeClient, engine: Engine, tasks: asyncio.TaskGroup
+        self,
+        settings: Settings,
+        client: KubeClient,
+        engine: Engine,
+        tasks: asyncio.TaskGroup,
+        *,
+        room_changed: Callable[[], None],
     ) -> None:
+        """`room_changed` is told when a baseline has taken room of the node, or given it back."""
+        self._room_changed = room_changed
         self._settings = settings
         self._client = client
         self._engine = engine
@@ -84,8 +93,7 @@ class Bakes:
         wanted = {entry.baseline_id for each in present if (entry := self._entry(each)) is not None}
         for baseline in tuple(self._adopted.values()):
             if baseline.id not in wanted and not self._in_use(baseline.id):
-                await self._engine.drop_baseline(baseline.id)
-                log.info("baseline_dropped id=%s", baseline.id)
+                await self._drop(baseline)
             self._adopted.pop(baseline.id, None)
 
     def observed(self, template: SessionTemplate) -> None:
@@ -156,6 +164,7 @@ class Bakes:
             self._running.pop(uid, None)
         if isinstance(outcome, Baseline):
             self._held[uid] = outcome
+            self._room_changed()
             log.info("baked template=%s baseline=%s boot_ms=%.0f", uid, outcome.id, outcome.boot_ms)
         else:
             log.error("bake_failed template=%s error=%r", uid, str(outcome))
@@ -169,7 +178,7 @@ class Bakes:
             namespace = template.metadata.namespace or ""
             secrets = await secret_variables(self._client, namespace, template.spec.env)
             return await self._engine.bake(shape_of(template, secrets), deadline=deadline)
-        except (EngineError, SecretUnreadable, KubeError) as err:
+        except (EngineError, JournalError, SecretUnreadable, KubeError) as err:
             return err
         except Exception as err:  # The task's edge: a defect met by one template must not end the agent.
             log.exception("bake_broke template=%s", template.metadata.uid)
@@ -182,6 +191,11 @@ class Bakes:
         self._entries[uid] = entry
         self._reports.poke(uid)
 
+    async def _drop(self, baseline: Baseline) -> None:
+        await self._engine.drop_baseline(baseline.id)
+        log.info("baseline_dropped id=%s", baseline.id)
+        self._room_changed()
+
     def _in_use(self, baseline: BaselineId) -> bool:
         return any(each.id == baseline for each in self._held.values())
 
@@ -191,8 +205,7 @@ class Bakes:
             self._entries.pop(uid, None)
             baseline = self._held.pop(uid, None)
             if baseline is not None and not self._in_use(baseline.id):
-                await self._engine.drop_baseline(baseline.id)
-                log.info("baseline_dropped id=%s template=%s", baseline.id, uid)
+                await self._drop(baseline)
             return None
         template = self.templates.get(uid)
         if template is None or uid not in self._entries:
@@ -227,7 +240,7 @@ def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
                 baseline_id=outcome.id,
                 boot_ms=round(outcome.boot_ms, 3),
             )
-        case AtCapacity() | KubeError():
+        case AtCapacity() | JournalError() | KubeError():
             # Nothing has failed: it is tried again as long as a session waits.
             return BakedNode(
                 node=node, phase=BakePhase.BAKING, reason=outcome.reason, message=outcome.message

@@ -84,7 +84,7 @@ class Control:
                 ),
             )
             place_known(world)
-            bakes = Bakes(settings, client, engine, tasks)
+            bakes = Bakes(settings, client, engine, tasks, room_changed=world.room_changed)
             bakes.adopted(adoption.baselines)
             pruner = Pruner(world)
             sweep = Sweep(world, pruner)

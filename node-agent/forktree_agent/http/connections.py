@@ -47,7 +47,9 @@ class Bounds:
     connections_of_a_peer: int = 512
     """Of one address. Another agent needs one for each request that it hands on."""
     handshake_seconds: float = 10.0
-    """For TLS, and again to say good-bye when it is closed. Two round trips."""
+    """For TLS to begin: two round trips."""
+    goodbye_seconds: float = 10.0
+    """For TLS to end, with what is still to be sent, once a connection is to be closed."""
     idle_seconds: float = 20.0
     """From the handshake or the last answer until the whole head of the next request is there."""
     unread_seconds: float = 30.0
@@ -160,7 +162,7 @@ class Entrance:
                 connected,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._bounds.handshake_seconds,
-                ssl_shutdown_timeout=self._bounds.handshake_seconds,
+                ssl_shutdown_timeout=self._bounds.goodbye_seconds,
             )
         except OSError as err:  # All of TLS's errors too.
             log.debug("handshake_failed peer=%s error=%s", peer, type(err).__name__)

@@ -11,7 +11,7 @@ from forktree.kube.errors import AlreadyExists, NotFound
 from forktree.models import ObjectMeta, Reason, Session, SessionPhase, SessionSpec, SessionTemplate
 from forktree.models.session import TemplateRef
 from forktree.wire import CreateSession, SessionCreated
-from forktree_agent.http.discarding import discard
+from forktree_agent.http.discarding import created, discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
 from forktree_agent.http.waiting import Vanished, until
 
@@ -73,7 +73,7 @@ async def _object(client: KubeClient, namespace: str, request: CreateSession) ->
         spec=SessionSpec(template_ref=TemplateRef(name=request.template_id)),
     )
     try:
-        return await client.create(wanted), True
+        return await created(client, wanted), True
     except AlreadyExists as err:
         try:
             present = await client.get(Session, namespace, wanted.metadata.name)

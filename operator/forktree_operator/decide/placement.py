@@ -77,6 +77,11 @@ def brings_baseline(node: NodeRoom, template: SessionTemplate) -> bool:
     return not known and template.metadata.uid not in node.promised
 
 
+def baked_on(name: str, template: SessionTemplate) -> bool:
+    """Whether node `name` has the template baked, so that a session starts there at once."""
+    return any(entry.node == name and entry.phase is BakePhase.READY for entry in template.status.nodes)
+
+
 def _reluctance(bake: BakePhase | None) -> int:
     match bake:
         case BakePhase.READY:
