@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from component.keeper_fixtures import group_folders, running_keeper
 from component.node import TINY, Node, engine_on, newcomer, order, settings, soon
 from forktree_agent.engine.microvm.records import BatchRecord, to_journal
-from forktree_agent.engine.microvm.resources import BATCH_KIND
+from forktree_agent.engine.microvm.resources import BATCH_KIND, Resources
 from forktree_agent.journal import Journal, JournalError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -106,6 +107,67 @@ async def test_work_that_cannot_be_written_down_fails_and_gives_back_all_that_it
             assert (
                 await node.keeper.listing(deadline=soon())
             ).files == ()  # No layer has a user that never was.
+
+
+class Dead(Exception):
+    """What everything that an agent does meets once it is dead."""
+
+
+def dies_after(patched: pytest.MonkeyPatch, changes: int) -> None:
+    """Let the journal be changed so many times and no more, and nothing be undone that was begun."""
+    left = itertools.count(changes, -1)
+
+    def mortal(change: Callable[..., None]) -> Callable[..., None]:
+        def changed(*arguments: object) -> None:
+            if next(left) <= 0:
+                raise Dead
+            change(*arguments)
+
+        return changed
+
+    async def undone(*_: object) -> None:
+        raise Dead
+
+    patched.setattr(Journal, "put", mortal(Journal.put))
+    patched.setattr(Journal, "remove", mortal(Journal.remove))
+    patched.setattr(Resources, "undo", undone)
+
+
+@pytest.mark.timeout(600)
+async def test_an_agent_that_dies_before_any_record_of_a_fork_leaves_all_of_it_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"forktree-test-mortal-{secrets.token_hex(4)}"
+    journal = tmp_path / "journal"
+    async with running_keeper(tmp_path, root) as socket_path:
+        async with engine_on(socket_path, journal) as first:
+            above = await first.root()
+            forked = await first.fork(above)
+            (parent,) = forked.children
+            # What it was forked with is now held by itself alone, so nobody else makes up for a loss of it.
+            await first.engine.drop_point(forked.point.id)
+            before = await everything(first, root)
+        changes = 0
+        for changes in itertools.count():
+            async with engine_on(socket_path, journal) as mortal:
+                assert await everything(mortal, root) == before, f"after {changes - 1} records"
+                mortal.tree = first.tree
+                with monkeypatch.context() as patched:
+                    dies_after(patched, changes)
+                    try:
+                        forked = await mortal.fork(parent, 2)
+                    except Dead:
+                        continue
+            break
+        # The batch, two machines, the instant, its layer, both machines anew, and the batch's end.
+        assert changes == 8
+        async with engine_on(socket_path, journal) as last:
+            children = {each.id for each in forked.children}
+            assert {each.id for each in last.engine.machines()} == {above.id, parent.id, *children}
+            assert forked.point.id in {each.id for each in last.engine.points()}
+            for each in (above, parent, *forked.children):
+                assert await last.sh(each, "echo runs") == "runs\n"
+                await last.engine.release(each.id)
 
 
 async def test_a_record_that_makes_no_sense_stops_no_agent_and_its_machine_is_ended(tmp_path: Path) -> None:

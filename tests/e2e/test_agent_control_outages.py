@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from e2e.control_rig import ControlRig
+from e2e.control_rig import WAIT_SECONDS, ControlRig
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Forbidden, NotFound, Unavailable
-from forktree.models import ApiObject, Fork, Reason, Session, SessionPhase
+from forktree.models import ApiObject, Fork, ForkPhase, ForkSpec, Reason, Session, SessionPhase
+from forktree.models.fork import ForkSource, Prune, SourceRef
 from forktree_agent.control.owners import owner_of
 from forktree_dev.control_plane import ControlPlane
 
@@ -48,7 +49,10 @@ class FlakyClient(KubeClient):
 
 
 class LateClient(KubeClient):
-    """Its watches, creations and lists of sessions wait: for `telling`, `creating` and `listed`."""
+    """Its watches, creations and lists of sessions wait: for `telling`, `creating` and `listed`.
+
+    While `refusing`, no list of sessions succeeds, and `refused` is set by each that was tried.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -59,12 +63,17 @@ class LateClient(KubeClient):
         self.listed.set()
         self.creating = asyncio.Event()
         self.creating.set()
+        self.refusing = False
+        self.refused = asyncio.Event()
 
     async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
         await self.creating.wait()
         return await super().create(obj, deadline=deadline)
 
     async def list_raw(self, model: type[ApiObject], *arguments: Any, **options: Any) -> Any:
+        if model is Session and self.refusing:
+            self.refused.set()
+            raise Unavailable("away")
         answer = await super().list_raw(model, *arguments, **options)
         if model is Session and not self.listed.is_set():
             self.listing.set()
@@ -180,6 +189,64 @@ async def test_a_child_recorded_while_a_sweep_lists_keeps_its_machine(rig: Contr
         await rig.stop()
 
 
+async def test_a_child_orphaned_while_a_sweep_lists_keeps_its_machine(rig: ControlRig) -> None:
+    await rig.running_session("root")
+    (child,) = await rig.forked("split", session="root")
+    await rig.stop()
+    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
+    async with LateClient.connected(access) as late:
+        assert isinstance(late, LateClient)
+        await rig.start(late)
+        assert rig.control is not None
+        world = rig.control.world
+        await asyncio.wait_for(world.synced.wait(), WAIT_SECONDS)
+        late.telling.clear()
+        late.listed.clear()
+        late.listing.clear()
+        world.sweep_wanted.set()
+        await asyncio.wait_for(late.listing.wait(), WAIT_SECONDS)
+        # Sessions are listed, the child below its fork. Now that lets it go, and is in no list of forks.
+        await rig.delete(Fork, "split", "Orphan")
+        await rig.gone(Fork, "split")
+        late.listed.set()
+        await rig.eventually(lambda: len(rig.host.points) == 1, lambda: rig.host.points)
+        assert len(rig.host.machines) == 2
+        late.telling.set()
+        alone = await rig.until(Session, child.metadata.name, lambda each: each.status.ready)
+        assert alone.metadata.owner_references == ()
+        await rig.stop()
+
+
+async def test_a_child_that_no_watch_told_of_keeps_its_machine_when_a_list_fails(rig: ControlRig) -> None:
+    await rig.running_session("root")
+    await rig.stop()
+    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
+    async with LateClient.connected(access) as late:
+        assert isinstance(late, LateClient)
+        await rig.start(late)
+        assert rig.control is not None
+        world = rig.control.world
+        await rig.eventually(lambda: len(world.sessions.all()) == 1, world.sessions.all)
+        rig.engine.go_on.clear()
+        await rig.fork("split", session="root")
+        await rig.engine.waiting.wait()
+        late.telling.clear()
+        rig.engine.go_on.set()
+        await rig.eventually(lambda: len(world.records.sessions()) == 2, world.records.sessions)
+        late.refusing = True
+        swept = world.sweep_wanted
+        swept.set()
+        await asyncio.wait_for(late.refused.wait(), WAIT_SECONDS)
+        swept.set()  # Another sweep only begins when this one has ended.
+        await rig.eventually(lambda: not swept.is_set(), lambda: "sweeping")
+        assert len(rig.host.machines) == 2
+        late.refusing = False
+        late.telling.set()
+        fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
+        await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
+        await rig.stop()
+
+
 async def test_an_object_that_cannot_be_asked_about_keeps_its_machine(
     rig: ControlRig, flaky: FlakyClient
 ) -> None:
@@ -216,6 +283,41 @@ async def test_a_child_whose_object_is_refused_is_ended_alone(rig: ControlRig, f
     ]
     assert "exceeded quota" in (fork.status.message or "")
     await rig.machines(3)
+
+
+async def test_a_loser_that_is_forked_before_it_can_be_deleted_is_kept(
+    rig: ControlRig, flaky: FlakyClient
+) -> None:
+    await rig.running_session("root")
+    flaky.fails = lambda method, _: Unavailable("away") if method == "DELETE" else None
+    source = ForkSource(session=SourceRef(name="root"))
+    await rig.branched("search", ForkSpec(source=source, replicas=2, prune=Prune(keep_top=1)))
+    await rig.eventually(lambda: flaky.failed > 0, lambda: flaky.failed)  # It is decided who lost.
+    loser = (await rig.get(Fork, "search")).status.children[1].name
+    (below,) = await rig.forked("below", session=loser)
+    flaky.fails = None
+    fork = await rig.until(Fork, "search", lambda each: each.status.phase is ForkPhase.COMPLETE)
+    assert [each.phase for each in fork.status.children] == [SessionPhase.RUNNING] * 2
+    assert not (await rig.get(Session, loser)).metadata.deleting
+    assert (await rig.get(Session, below.metadata.name)).status.ready
+
+
+async def test_who_lost_is_decided_once_however_late_it_is_carried_out(
+    rig: ControlRig, flaky: FlakyClient
+) -> None:
+    await rig.running_session("root")
+    flaky.fails = lambda method, _: Unavailable("away") if method == "DELETE" else None
+    source = ForkSource(session=SourceRef(name="root"))
+    await rig.branched("search", ForkSpec(source=source, replicas=2, prune=Prune(keep_top=1)))
+    await rig.eventually(lambda: flaky.failed > 0, lambda: flaky.failed)
+    loser = (await rig.get(Fork, "search")).status.children[1].name
+    await rig.user.merge_patch(Session, rig.namespace, loser, {"spec": {"score": 7}})
+    await rig.until(Session, loser, lambda each: each.status.score == 7)
+    flaky.fails = None
+    fork = await rig.until(Fork, "search", lambda each: each.status.phase is ForkPhase.COMPLETE)
+    assert [each.phase for each in fork.status.children] == [SessionPhase.RUNNING, SessionPhase.RELEASED]
+    assert [each.reason for each in fork.status.children] == [None, Reason.PRUNED]
+    await rig.machines(2)
 
 
 def _lists_fail(error: Exception, _method: str, path: str) -> Exception | None:

@@ -253,6 +253,8 @@ async def test_an_api_server_away_for_twenty_seconds_during_forks_loses_none_of_
             await until(lambda: bool(whole.machines() - before))
             await plane.api_server.kill()
             await asyncio.sleep(OUTAGE_SECONDS)
+            agent = whole.node.agent  # It looks for what is gone once in a while, and must have meanwhile.
+            await until(lambda: "sweep_given_up" in agent.log_tail(1000) or not before <= whole.machines())
             machines = whole.machines()
             assert before <= machines
             plane.api_server.start()

@@ -47,8 +47,11 @@ async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Sur
     with asking("taking over"):
         listing = await keeper.listing(deadline=deadline)
     await resources.store.adopt(listing.files)
-    points = await _points(resources)
+    points, lost = _points(resources)
     machines, exits = await _machines(resources, listing, deadline=deadline)
+    # Only now that whoever lives is known to use its layers: those of a lost instant are others' too.
+    for point in lost:
+        await resources.end_point(point.id)
     for key, batch in load_all(resources.journal, BATCH_KIND, BatchRecord).items():
         log.info("undoing_unfinished machines=%d points=%d", len(batch.machines), len(batch.points))
         await resources.undo(key, batch)
@@ -64,19 +67,21 @@ async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Sur
     return Survivors(tuple(machines), tuple(points), baselines, tuple(exits))
 
 
-async def _points(resources: Resources) -> list[PointRecord]:
+def _points(resources: Resources) -> tuple[list[PointRecord], list[PointRecord]]:
+    """Those that are held, and those of which something is gone."""
     kept: list[PointRecord] = []
+    lost: list[PointRecord] = []
     for record in load_all(resources.journal, POINT_KIND, PointRecord).values():
         try:
             resources.store.descriptor(record.state_file)
             resources.store.use(record.id, record.chain)
         except PointLost as err:
             log.warning("point_lost point=%s owner=%s message=%r", record.id, record.owner, str(err))
-            await resources.end_point(record.id)
+            lost.append(record)
         else:
             resources.ledger.record(record.id, record.own_bytes, record.tree)
             kept.append(record)
-    return kept
+    return kept, lost
 
 
 async def _machines(
