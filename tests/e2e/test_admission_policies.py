@@ -14,7 +14,7 @@ from forktree.kube.client import KubeClient
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, ObjectMeta, Session, SessionTemplate, Uid
 from forktree.models.base import OwnerReference
-from forktree.models.fork import Branch, ForkSource, ForkSpec, SourceRef
+from forktree.models.fork import Branch, BranchExec, ForkSource, ForkSpec, SourceRef
 from forktree.models.session import ForkRef, SessionSpec, TemplateRef
 from forktree.models.session_template import EnvSource, EnvVar, SecretKeyRef, SessionTemplateSpec
 from forktree_dev.control_plane import ControlPlane
@@ -187,7 +187,13 @@ async def test_orphaning_a_fork_leaves_its_child_as_a_root(accounts: Accounts) -
     """The garbage collector removes the reference; without its exemption the deletion would hang."""
     _, fork = await forked(accounts)
     await accounts.agent.create(child(fork))
+    # The collector learns of objects in their order: once it has removed this one, it knows the child too.
+    absent = fork.owner_reference().model_copy(update={"uid": Uid("none"), "controller": False})
+    stray = root(accounts)
+    metadata = stray.metadata.model_copy(update={"name": "stray", "owner_references": (absent,)})
+    await accounts.user.create(stray.model_copy(update={"metadata": metadata}))
     async with asyncio.timeout(20):
+        await until_gone(accounts.admin, Session, accounts.namespace, "stray")
         await accounts.user.delete(Fork, accounts.namespace, "fork", propagation="Orphan")
         await until_gone(accounts.admin, Fork, accounts.namespace, "fork")
     left = await accounts.admin.get(Session, accounts.namespace, "child")
@@ -309,6 +315,21 @@ def with_secret(
         Fork(metadata=metadata, spec=ForkSpec(source=of, replicas=1, branches=(Branch(env=env),))),
         SessionTemplate(metadata=metadata, spec=SessionTemplateSpec(image="builtin:tiny", env=env)),
     )
+
+
+async def test_a_fork_is_told_no_more_than_leaves_room_for_its_status(accounts: Accounts) -> None:
+    def told(words: int) -> Fork:
+        branch = Branch(exec=BranchExec(argv=("x" * 16,) * words), labels={"team": "a"}, seed="12345678")
+        return Fork(
+            metadata=ObjectMeta(name=f"told-{words}", namespace=accounts.namespace),
+            spec=ForkSpec(
+                source=ForkSource(session=SourceRef(name="root")), replicas=256, branches=(branch,) * 256
+            ),
+        )
+
+    await accounts.user.create(told(31))
+    with pytest.raises(errors.Invalid, match="may have 131072 characters together"):
+        await accounts.user.create(told(32))
 
 
 async def test_a_secret_is_named_only_by_who_may_read_it(accounts: Accounts) -> None:

@@ -155,6 +155,14 @@ REFUSED = {
         "spec: Invalid value: seed is not used by seedMode Fresh: set seedMode to Common or Derived, or leave"
         " seed out",
     ),
+    "a reward of no name": (
+        manifest("Session", {**SESSION, "rewards": {"": 1}}),
+        "spec.rewards: Invalid value: rewards must have names of 1 to 63 characters: rename them",
+    ),
+    "a reward of a long name": (
+        manifest("Session", {**SESSION, "rewards": {"r" * 64: 1}}),
+        "spec.rewards: Invalid value: rewards must have names of 1 to 63 characters: rename them",
+    ),
     "long fork name": (
         manifest("Fork", FORK, name="f" * 53),
         "metadata.name: Invalid value: metadata.name must have at most 52 characters, as the children's names"

@@ -209,6 +209,9 @@ class Sessions:
         try:
             template = await self._bakes.template_of(session)
         except TemplateNotFound as err:
+            if session.status.phase is SessionPhase.STARTING:
+                # It was there when this began to wait: whoever makes one anew deletes the old one first.
+                return await self._put_off(session, err)
             return await self._fail(session, err.reason, err.message)
         machine = self._world.machine(owner)
         if machine is None:
@@ -294,7 +297,9 @@ class Sessions:
         await self._world.write_session(session, waits)
         return await self._defects.guarded(session.metadata.uid, self._bakes.baseline(template))
 
-    async def _put_off(self, session: Session, refused: AtCapacity | JournalError) -> float | None:
+    async def _put_off(
+        self, session: Session, refused: AtCapacity | JournalError | TemplateNotFound
+    ) -> float | None:
         """Say what it waits for, and try again; a root fails when that has lasted too long."""
         uid = session.metadata.uid
         session = self._world.sessions.get(uid) or session

@@ -242,7 +242,7 @@ class ForkStatus(ApiModel):
     replicas: int | None = None
     """Children that were started."""
     ready_replicas: int | None = None
-    """Children that answered."""
+    """Children that answered and still run."""
     recorded: int | None = None
     """Children whose Session objects are written. They follow the machines, so this may lag."""
     pause_ms: float | None = None
@@ -257,7 +257,7 @@ class ForkStatus(ApiModel):
     """How the children really started: `Fork` or `Clean`."""
     best: str | None = None
     """Name of the child with the best score, of those that were not lost or pruned; of equals the lower
-    index."""
+    index. Its user may have deleted or released it since."""
     best_score: float | None = None
     """Its score."""
     children: tuple[ForkChild, ...] = Field(

@@ -92,7 +92,16 @@ class SessionSpec(ApiModel):
     `Released`: its machine is ended, its place in the tree and its instants stay; final."""
     score: float | None = None
     """The user's number for it, higher is better. Set, it counts in place of a scorer's."""
-    rewards: dict[str, float] = Field(default_factory=dict[str, float], max_length=64)
+    rewards: dict[str, float] = Field(
+        default_factory=dict[str, float],
+        max_length=64,
+        json_schema_extra=cel(
+            (
+                "self.all(name, size(name) >= 1 && size(name) <= 63)",
+                "rewards must have names of 1 to 63 characters: rename them",
+            )
+        ),
+    )
     """The user's further numbers by name, for instance one for each step. Kept and shown, not interpreted."""
 
     @model_validator(mode="after")
