@@ -7,7 +7,6 @@ is an error and not a silently different run; answers may grow keys, so clients 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Self
 
@@ -15,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from forktree.models.names import FORK_NAME_MAX, REPLICAS_MAX
 from forktree.models.reasons import Level, Mode, Reason, SessionPhase
-from forktree.models.texts import ObjectName
+from forktree.models.texts import ObjectName, is_dns_label
 
 MAX_BODY_BYTES = 1 << 20
 """A longer request body is refused unread."""
@@ -23,7 +22,7 @@ MAX_BODY_BYTES = 1 << 20
 
 def _dns_label(longest: int) -> Callable[[str], str]:
     def check(value: str) -> str:
-        if len(value) > longest or not _DNS_LABEL.fullmatch(value):
+        if not is_dns_label(value, longest):
             raise ValueError(
                 "must be a DNS label: lower-case letters, digits and inner dashes, "
                 f"at most {longest} characters"
@@ -32,8 +31,6 @@ def _dns_label(longest: int) -> Callable[[str], str]:
 
     return check
 
-
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 SessionName = Annotated[str, AfterValidator(_dns_label(63))]
 

@@ -18,9 +18,10 @@ import pytest
 
 from component.keeper_fixtures import group_folders, running_keeper
 from component.node import TINY, Node, engine_on, newcomer, order, settings, soon
-from forktree_agent.engine.microvm.records import BatchRecord, to_journal
+from forktree_agent.engine.microvm.records import BatchRecord
 from forktree_agent.engine.microvm.resources import BATCH_KIND, Resources
 from forktree_agent.journal import Journal, JournalError
+from forktree_agent.typed_records import to_journal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from e2e.control_rig import WAIT_SECONDS, ControlRig
+from e2e.late_client import late_agent
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Forbidden, NotFound, Unavailable
@@ -46,51 +46,6 @@ class FlakyClient(KubeClient):
         return await super().raw(
             method, path, body, query=query, content_type=content_type, deadline=deadline
         )
-
-
-class LateClient(KubeClient):
-    """Its watches, creations and lists of sessions wait: for `telling`, `creating` and `listed`.
-
-    While `refusing`, no list of sessions succeeds, and `refused` is set by each that was tried.
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.telling = asyncio.Event()
-        self.telling.set()
-        self.listing = asyncio.Event()
-        self.listed = asyncio.Event()
-        self.listed.set()
-        self.creating = asyncio.Event()
-        self.creating.set()
-        self.refusing = False
-        self.refused = asyncio.Event()
-
-    async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
-        await self.creating.wait()
-        return await super().create(obj, deadline=deadline)
-
-    async def list_raw(self, model: type[ApiObject], *arguments: Any, **options: Any) -> Any:
-        if model is Session and self.refusing:
-            self.refused.set()
-            raise Unavailable("away")
-        answer = await super().list_raw(model, *arguments, **options)
-        if model is Session and not self.listed.is_set():
-            self.listing.set()
-            await self.listed.wait()
-        return answer
-
-    @asynccontextmanager
-    async def stream(
-        self, path: str, query: Mapping[str, str], *, inactivity_seconds: float
-    ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        async with super().stream(path, query, inactivity_seconds=inactivity_seconds) as pieces:
-            yield self._late(pieces)
-
-    async def _late(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for piece in pieces:
-            await self.telling.wait()
-            yield piece
 
 
 @pytest.fixture
@@ -158,11 +113,7 @@ async def test_lists_that_fail_end_nothing(rig: ControlRig, flaky: FlakyClient) 
 
 async def test_a_child_recorded_while_a_sweep_lists_keeps_its_machine(rig: ControlRig) -> None:
     await rig.running_session("root")
-    await rig.stop()
-    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
-    async with LateClient.connected(access) as late:
-        assert isinstance(late, LateClient)
-        await rig.start(late)
+    async with late_agent(rig) as late:
         assert rig.control is not None
         world = rig.control.world
         await rig.eventually(lambda: len(world.sessions.all()) == 1, world.sessions.all)
@@ -186,17 +137,12 @@ async def test_a_child_recorded_while_a_sweep_lists_keeps_its_machine(rig: Contr
         late.telling.set()
         fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
         await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
-        await rig.stop()
 
 
 async def test_a_child_orphaned_while_a_sweep_lists_keeps_its_machine(rig: ControlRig) -> None:
     await rig.running_session("root")
     (child,) = await rig.forked("split", session="root")
-    await rig.stop()
-    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
-    async with LateClient.connected(access) as late:
-        assert isinstance(late, LateClient)
-        await rig.start(late)
+    async with late_agent(rig) as late:
         assert rig.control is not None
         world = rig.control.world
         await asyncio.wait_for(world.synced.wait(), WAIT_SECONDS)
@@ -214,16 +160,11 @@ async def test_a_child_orphaned_while_a_sweep_lists_keeps_its_machine(rig: Contr
         late.telling.set()
         alone = await rig.until(Session, child.metadata.name, lambda each: each.status.ready)
         assert alone.metadata.owner_references == ()
-        await rig.stop()
 
 
 async def test_a_child_that_no_watch_told_of_keeps_its_machine_when_a_list_fails(rig: ControlRig) -> None:
     await rig.running_session("root")
-    await rig.stop()
-    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
-    async with LateClient.connected(access) as late:
-        assert isinstance(late, LateClient)
-        await rig.start(late)
+    async with late_agent(rig) as late:
         assert rig.control is not None
         world = rig.control.world
         await rig.eventually(lambda: len(world.sessions.all()) == 1, world.sessions.all)
@@ -244,7 +185,6 @@ async def test_a_child_that_no_watch_told_of_keeps_its_machine_when_a_list_fails
         late.telling.set()
         fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
         await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
-        await rig.stop()
 
 
 async def test_an_object_that_cannot_be_asked_about_keeps_its_machine(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from e2e.control_rig import ControlRig
-from forktree.kube.access import ClusterAccess
-from forktree.kube.client import KubeClient
+from e2e.late_client import late_agent
 from forktree.kube.errors import NotFound
 from forktree.models import Fork, ForkPhase, Reason, Session, SessionPhase
 from forktree.models.conditions import ConditionType, holds
@@ -232,76 +229,29 @@ async def test_a_machine_of_no_object_goes_with_the_next_sweep(rig: ControlRig) 
     assert list(rig.host.machines.values()) == [root]
 
 
-class HeldClient(KubeClient):
-    """A client whose calls a test holds back: what is not set, waits."""
-
-    def __init__(self, access: ClusterAccess, http: aiohttp.ClientSession, timeout_seconds: float) -> None:
-        super().__init__(access, http, timeout_seconds)
-        self.creates, self.lists, self.watches = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.listing = asyncio.Event()
-        """A list of forks waits."""
-        for each in (self.creates, self.lists, self.watches):
-            each.set()
-
-    async def raw(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, object] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        deadline: float | None = None,
-    ) -> bytes:
-        if method == "POST" and path.endswith("/sessions"):
-            await self.creates.wait()
-        if method == "GET" and path.endswith("/forks") and not self.lists.is_set():
-            self.listing.set()
-            await self.lists.wait()
-        return await super().raw(
-            method, path, body, query=query, content_type=content_type, deadline=deadline
-        )
-
-    @asynccontextmanager
-    async def stream(
-        self, path: str, query: Mapping[str, str], *, inactivity_seconds: float
-    ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        async with super().stream(path, query, inactivity_seconds=inactivity_seconds) as pieces:
-            yield self._held(pieces)
-
-    async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for piece in pieces:
-            await self.watches.wait()
-            yield piece
-
-
 async def test_a_child_whose_object_is_written_during_a_sweep_keeps_its_machine(rig: ControlRig) -> None:
-    await rig.stop()
-    access = ClusterAccess.from_kubeconfig(rig.folder / "agent.kubeconfig")
-    async with HeldClient.connected(access) as client:
-        assert isinstance(client, HeldClient)
-        await rig.start(client)
+    async with late_agent(rig) as client:
         assert rig.control is not None
         world = rig.control.world
         await rig.running_session("root")
-        client.creates.clear()
+        client.creating.clear()
         await rig.fork("split", session="root")
         await rig.machines(2)
-        client.lists.clear()
+        client.listing.clear()
+        client.listed.clear()
         world.sweep_wanted.set()
         await asyncio.wait_for(client.listing.wait(), 10)
         # Sessions are listed, without the child. Now its object is written, and no watch has told of it.
-        client.watches.clear()
-        client.creates.set()
+        client.telling.clear()
+        client.creating.set()
         await rig.eventually(lambda: len(world.records.sessions()) == 2, world.records.sessions)
-        client.lists.set()
+        client.listed.set()
+        world.sweep_wanted.set()  # Another sweep only begins when the first has ended.
         await rig.eventually(lambda: not world.sweep_wanted.is_set(), str)
-        await asyncio.sleep(0.5)
         assert len(rig.host.machines) == 2
-        client.watches.set()
+        client.telling.set()
         fork = await rig.until(Fork, "split", lambda each: each.status.recorded == 1)
         await rig.until(Session, fork.status.children[0].name, lambda each: each.status.ready)
-        await rig.stop()
 
 
 async def test_a_fork_that_only_left_the_view_keeps_its_machines(rig: ControlRig) -> None:

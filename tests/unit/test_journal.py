@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forktree_agent.control.records import Records
-from forktree_agent.engine.microvm.records import LayerRecord, load_all, load_one, to_journal
+from forktree_agent.engine.microvm.records import LayerRecord
 from forktree_agent.journal import Journal, JournalError
+from forktree_agent.typed_records import load_all, load_one, to_journal
 
 BOOT = "boot-1"
 

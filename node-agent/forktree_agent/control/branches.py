@@ -5,7 +5,6 @@ What a command does never fails its fork: it only leaves its child without a sco
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import msgspec
@@ -26,6 +25,7 @@ from forktree_agent.control.decide_branch import (
     not_ended,
 )
 from forktree_agent.control.owners import child_owner
+from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World, loop_now
 from forktree_agent.engine.contract import Command, EngineError, ExecResult
 
@@ -72,24 +72,17 @@ class Branches:
         fork, record = world.forks.get(uid), world.records.fork(uid)
         if fork is None or record is None or record.result is None or fork.status.parent_uid is None:
             return None
-        at_once = asyncio.Semaphore(COMMANDS_AT_ONCE)
         told_at = loop_now()
 
         async def one(index: int) -> None:
             nonlocal told_at
-            async with at_once:
-                await self._run_branch(fork, index)
+            await self._run_branch(fork, index)
             if loop_now() - told_at >= TELL_SECONDS:
                 told_at = loop_now()
                 world.fork_work.poke(uid)
 
-        outcomes = await asyncio.gather(
-            *(one(index) for index in range(len(record.result.children)) if unfinished(world, fork, index)),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        indexes = [index for index in range(len(record.result.children)) if unfinished(world, fork, index)]
+        await each_of(indexes, one, at_once=COMMANDS_AT_ONCE)
         world.fork_work.poke(uid)
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from forktree_agent.control.noting import bound
 from forktree_agent.control.owners import child_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
 from forktree_agent.control.statuses import score_of
+from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World
 from forktree_agent.engine.contract import Owner
 
@@ -46,16 +46,7 @@ class Children:
             for index in range(len(made.children))
             if self._world.records.session(child_owner(fork.metadata.uid, index)) is None
         ]
-        at_once = asyncio.Semaphore(WRITES_AT_ONCE)
-
-        async def one(index: int) -> None:
-            async with at_once:
-                await self._record_one(fork, record, index)
-
-        outcomes = await asyncio.gather(*(one(index) for index in missing), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await each_of(missing, lambda index: self._record_one(fork, record, index), at_once=WRITES_AT_ONCE)
 
     def seen(self, fork: Fork, record: ForkRecord) -> list[ChildSeen]:
         """What became of each child, as far as this node knows."""

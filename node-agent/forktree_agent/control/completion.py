@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ import msgspec
 
 from forktree.kube.errors import Conflict, NotFound
 from forktree.models import Fork, ForkPhase, Session, Uid
-from forktree.models.fork import KeepPoint
+from forktree.models.fork import KeepPoint, SourceRef
 from forktree_agent.control.branch_records import Verdict
 from forktree_agent.control.branches import show_score, unfinished
 from forktree_agent.control.children import Children
@@ -18,6 +17,7 @@ from forktree_agent.control.decide_prune import Candidate, judge
 from forktree_agent.control.fork_statuses import LIVE
 from forktree_agent.control.owners import child_owner, point_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
+from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World
 
 log = logging.getLogger(__name__)
@@ -125,19 +125,12 @@ class Completion:
 
     async def _prune(self, fork: Fork, verdict: Verdict) -> None:
         """Delete the losers' objects, and note which they were in the end: one may have been forked since."""
-        at_once = asyncio.Semaphore(DELETES_AT_ONCE)
-
-        async def one(index: int) -> bool:
-            async with at_once:
-                return await self._delete(fork.metadata.uid, index)
-
-        outcomes = await asyncio.gather(*(one(index) for index in verdict.losers), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        deleted = await each_of(
+            verdict.losers, lambda index: self._delete(fork.metadata.uid, index), at_once=DELETES_AT_ONCE
+        )
         record = self._world.records.fork(fork.metadata.uid)
         if record is not None:
-            losers = tuple(index for index, gone in zip(verdict.losers, outcomes, strict=True) if gone)
+            losers = tuple(index for index, gone in zip(verdict.losers, deleted, strict=True) if gone)
             verdict = msgspec.structs.replace(verdict, losers=losers, pruned=True)
             self._world.records.put_fork(msgspec.structs.replace(record, verdict=verdict))
 
@@ -161,19 +154,10 @@ class Completion:
     def _forked(self, fork: Uid, index: int) -> bool:
         """Whether something was forked from a child, or is about to be."""
         child = self._object(fork, index)
-        if child is None:
-            return False
-        for other in self._world.forks.all():
-            source = other.spec.source.session
-            if (
-                source is not None
-                and source.name == child.name
-                and other.metadata.namespace == child.namespace
-                and source.uid in {None, child.uid}
-                and _counts(other)
-            ):
-                return True
-        return False
+        return child is not None and any(
+            _starts_from(other, other.spec.source.session, child.namespace, child.name, child.uid)
+            for other in self._world.forks.all()
+        )
 
     # The instant ------------------------------------------------------------------------------------------
 
@@ -197,19 +181,23 @@ class Completion:
 
     def _from(self, fork: Fork) -> list[Fork]:
         """Forks that started, or are to start, from the instant of `fork`."""
-        found: list[Fork] = []
-        for other in self._world.forks.all():
-            source = other.spec.source.fork
-            if (
-                source is not None
-                and source.name == fork.metadata.name
-                and other.metadata.namespace == fork.metadata.namespace
-                and source.uid in {None, fork.metadata.uid}
-                and _counts(other)
-            ):
-                found.append(other)
-        return found
+        meta = fork.metadata
+        return [
+            other
+            for other in self._world.forks.all()
+            if _starts_from(other, other.spec.source.fork, meta.namespace, meta.name, meta.uid)
+        ]
 
 
-def _counts(fork: Fork) -> bool:
-    return fork.status.phase is not ForkPhase.FAILED and not fork.metadata.deleting
+def _starts_from(
+    fork: Fork, source: SourceRef | None, namespace: str | None, name: str, uid: Uid | None
+) -> bool:
+    """Whether `source`, by which `fork` asks for its source, means that object, and the fork still counts."""
+    return (
+        source is not None
+        and source.name == name
+        and fork.metadata.namespace == namespace
+        and source.uid in {None, uid}
+        and fork.status.phase is not ForkPhase.FAILED
+        and not fork.metadata.deleting
+    )

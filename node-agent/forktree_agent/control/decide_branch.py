@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from forktree.models import Reason
 from forktree.models.fork import Branch, BranchExec, Scorer
 from forktree_agent.control.branch_records import BranchRecord, CommandRecord, Step
@@ -69,26 +71,21 @@ def next_step(branch: Branch, scorer: Scorer | None, record: BranchRecord | None
 
 def ended(step: Step, result: ExecResult) -> tuple[CommandRecord, float | None]:
     """What to note of a command that came to its end, and the score that it printed."""
-    noted = CommandRecord(
-        ended=True,
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        truncated=result.truncated,
-    )
     if result.timed_out:
         return _timed_out(step, truncated=result.truncated), None
+    noted = CommandRecord(ended=True, exit_code=result.exit_code, truncated=result.truncated)
     if result.exit_code != 0:
         message = f"{_WORDS[step]} ended with exit code {result.exit_code}"
-        return _because(noted, _failed(step, Reason.EXEC_FAILED), message), None
+        return replace(noted, reason=_failed(step, Reason.EXEC_FAILED), message=message), None
     if step is Step.EXEC:
         return noted, None
     if result.end_lost:
         message = "the scorer printed so much that its last line was lost"
-        return _because(noted, Reason.NO_SCORE, message), None
+        return replace(noted, reason=Reason.NO_SCORE, message=message), None
     number = score_in(result.stdout)
     if number is None:
         message = "the last line that the scorer printed is not one finite number"
-        return _because(noted, Reason.NO_SCORE, message), None
+        return replace(noted, reason=Reason.NO_SCORE, message=message), None
     return noted, number
 
 
@@ -141,13 +138,3 @@ def _timed_out(step: Step, *, truncated: bool) -> CommandRecord:
 def _failed(step: Step, of_exec: Reason) -> Reason:
     """A scorer that fails in whatever way is one word to whoever reads a status; the sentence says which."""
     return of_exec if step is Step.EXEC else Reason.NO_SCORE
-
-
-def _because(noted: CommandRecord, reason: Reason, message: str) -> CommandRecord:
-    return CommandRecord(
-        ended=True,
-        exit_code=noted.exit_code,
-        truncated=noted.truncated,
-        reason=reason,
-        message=message,
-    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -22,11 +21,11 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import Forbidden, NotFound, Unreadable
 from forktree.models import Reason
 from forktree.models.session_template import EnvVar, SecretKeyRef
+from forktree.models.texts import is_object_name
 from forktree_agent.engine.contract import SecretVariable
 
 VALUE_BYTES_MAX = 64 << 10
 """Linux takes no more than twice this as one variable."""
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class SecretUnreadable(ForktreeError):
@@ -70,7 +69,7 @@ async def secret_variables(
 
 
 async def _read(client: KubeClient, namespace: str, name: str) -> _Secret:
-    if not _OBJECT_NAME.fullmatch(name):
+    if not is_object_name(name):
         # No object can have it, and it must not become part of a path to the API server.
         raise SecretUnreadable(f"there is no Secret {name!r}: no Secret can have that name")
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from datetime import datetime
 
 import msgspec
@@ -14,6 +13,7 @@ from forktree.kube.errors import Conflict, KubeError, NotFound
 from forktree.kube.events import Subject
 from forktree.models import EventReason, Session, Uid
 from forktree.models.names import HEARTBEAT_ANNOTATION
+from forktree.models.texts import is_object_name
 from forktree_agent.control.decide_expiry import (
     Answer,
     Heartbeat,
@@ -28,12 +28,12 @@ from forktree_agent.control.decide_expiry import (
 )
 from forktree_agent.control.owners import owner_of
 from forktree_agent.control.records import SessionRecord
+from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World, loop_now, wall_now
 
 log = logging.getLogger(__name__)
 
 READS_AT_ONCE = 8
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -123,13 +123,7 @@ class Expiry:
         self._heartbeats = {uid: beat for uid, beat in self._heartbeats.items() if uid in leases}
         self._read_at = {uid: at for uid, at in self._read_at.items() if uid in leases}
         due = [root for root in roots if root.metadata.uid in leases and self._due(root.metadata.uid)]
-        at_once = asyncio.Semaphore(READS_AT_ONCE)
-
-        async def one(root: Session) -> None:
-            async with at_once:
-                await self._listen(root, leases[root.metadata.uid])
-
-        await asyncio.gather(*(one(root) for root in due))
+        await each_of(due, lambda root: self._listen(root, leases[root.metadata.uid]), at_once=READS_AT_ONCE)
 
     def _due(self, uid: Uid) -> bool:
         beat = self._heartbeats.get(uid)
@@ -146,7 +140,7 @@ class Expiry:
             await self._delete(root, why)
 
     async def _read(self, namespace: str, name: str) -> Answer:
-        if not _OBJECT_NAME.fullmatch(name):
+        if not is_object_name(name):
             return Missing()  # No object can have it, and it must not become part of a path.
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         try:

@@ -6,7 +6,7 @@ machine's owner name as its key; it is bound to the uid of a Session object as s
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,8 @@ from forktree.models import Level, Mode, Uid
 from forktree_agent.control.branch_records import BranchRecord, Verdict
 from forktree_agent.control.owners import ChildMachine, child_owner, meaning
 from forktree_agent.engine.contract import Command, Hooks, Owner
-from forktree_agent.journal import Journal, Record
+from forktree_agent.journal import Journal
+from forktree_agent.typed_records import load_all, to_journal
 
 SESSION, FORK, BRANCH = "session", "fork", "branch"
 
@@ -139,9 +140,6 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """No child of it was left, so its instant is not held any more."""
 
 
-Kept = TypeVar("Kept", SessionRecord, ForkRecord, BranchRecord)
-
-
 class Records:
     """The journal's records of sessions and forks, by owner name and by uid."""
 
@@ -150,11 +148,11 @@ class Records:
         self._sessions: dict[Owner, SessionRecord] = {}
         self._forks: dict[Uid, ForkRecord] = {}
         self._branches: dict[Uid, dict[int, BranchRecord]] = {}
-        for session in _readable(journal, SESSION, SessionRecord).values():
+        for session in load_all(journal, SESSION, SessionRecord).values():
             self._sessions[session.owner] = session
-        for fork in _readable(journal, FORK, ForkRecord).values():
+        for fork in load_all(journal, FORK, ForkRecord).values():
             self._forks[fork.uid] = fork
-        for key, branch in _readable(journal, BRANCH, BranchRecord).items():
+        for key, branch in load_all(journal, BRANCH, BranchRecord).items():
             if branch.fork in self._forks:
                 self._branches.setdefault(branch.fork, {})[branch.index] = branch
             else:  # An agent ended while it forgot the fork.
@@ -177,17 +175,17 @@ class Records:
 
     def put_session(self, record: SessionRecord) -> None:
         """Written when this returns. Raises `JournalError`."""
-        self._journal.put(SESSION, _key(record.owner), _plain(record))
+        self._journal.put(SESSION, _key(record.owner), to_journal(record))
         self._sessions[record.owner] = record
 
     def put_fork(self, record: ForkRecord) -> None:
         """Written when this returns. Raises `JournalError`."""
-        self._journal.put(FORK, record.uid, _plain(record))
+        self._journal.put(FORK, record.uid, to_journal(record))
         self._forks[record.uid] = record
 
     def put_branch(self, record: BranchRecord) -> None:
         """Written when this returns. Raises `JournalError`."""
-        self._journal.put(BRANCH, _branch_key(record.fork, record.index), _plain(record))
+        self._journal.put(BRANCH, _branch_key(record.fork, record.index), to_journal(record))
         self._branches.setdefault(record.fork, {})[record.index] = record
 
     def remove_session(self, owner: Owner) -> None:
@@ -230,18 +228,3 @@ def _key(owner: Owner) -> str:
 
 def _branch_key(fork: Uid, index: int) -> str:
     return f"{fork}.{index}"
-
-
-def _plain(record: SessionRecord | ForkRecord | BranchRecord) -> Record:
-    return cast("Record", msgspec.to_builtins(record))
-
-
-def _readable(journal: Journal, kind: str, shape: type[Kept]) -> dict[str, Kept]:
-    """Records of one kind by key. One that does not fit is put aside: nobody else's start waits for it."""
-    found: dict[str, Kept] = {}
-    for key, record in journal.load(kind).items():
-        try:
-            found[key] = msgspec.convert(cast("Any", record), shape)
-        except (msgspec.ValidationError, RecursionError) as err:  # Damaged, or of another agent's version.
-            journal.put_aside(kind, key, str(err))
-    return found

@@ -18,6 +18,7 @@ from aiohttp import web
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Session
+from forktree.models.texts import is_dns_label
 from forktree.wire import EXEC_ID, CreateSession, Exec, ExecList, ForkSession, Health, SessionDeleted
 from forktree_agent.control.branch_logs import KEPT_BYTES
 from forktree_agent.control.facade import Facade
@@ -29,7 +30,6 @@ from forktree_agent.http.opening import open_session
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
 from forktree_agent.http.requests import REQUEST_ID, SEEN
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _EXEC_ID = re.compile(EXEC_ID)
 
 LOG_SECONDS = 15.0
@@ -94,7 +94,7 @@ class Api:
             namespace = _namespace(request, caller)
             session_id = request.match_info.get("session_id", "")
             await self._gate.permit(caller, verb, namespace, name=session_id, subresource=subresource)
-            if session_id and not _LABEL.fullmatch(session_id):
+            if session_id and not is_dns_label(session_id):
                 # No object can have it, and it must not become part of a path to the API server.
                 raise _no_such_session("of that name", namespace)
             return await answering(Asked(request, caller, namespace, session_id))
@@ -215,7 +215,7 @@ def _namespace(request: web.Request, caller: Caller) -> str:
     if namespace is None:
         sentence = f"{caller.username} belongs to no namespace: use the paths under /ns/NAMESPACE/v1"
         raise Refusal(Code.BAD_REQUEST, sentence)
-    if not _LABEL.fullmatch(namespace):
+    if not is_dns_label(namespace):
         raise Refusal(Code.BAD_REQUEST, "the namespace in the path is not a DNS label")
     return namespace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from forktree.kube import errors
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.models.base import ApiObject, Uid
-from forktree.models.texts import OBJECT_NAME_PATTERN
+from forktree.models.texts import is_object_name
 
 ObjectT = TypeVar("ObjectT", bound=ApiObject)
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -309,9 +308,6 @@ def _object_path(model: type[ApiObject], namespace: str | None, name: str) -> st
     Raises `NotFound` for what cannot be a name, so that none of it (`..`, `?`, `#`, `%`) leads anywhere else.
     """
     for part in (name, *(() if namespace is None else (namespace,))):
-        if len(part) > 253 or _OBJECT_NAME.fullmatch(part) is None:
+        if not is_object_name(part):
             raise errors.NotFound(f"there is no {model.resource.kind} of a name that is none", code=404)
     return model.object_path(namespace, name)
-
-
-_OBJECT_NAME = re.compile(OBJECT_NAME_PATTERN.removeprefix("^").removesuffix("$"))

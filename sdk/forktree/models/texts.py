@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -21,3 +22,16 @@ BranchName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z0-9]
 LabelValue = Annotated[
     str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
 ]
+
+_OBJECT_NAME = re.compile(OBJECT_NAME_PATTERN.removeprefix("^").removesuffix("$"))
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def is_object_name(text: str) -> bool:
+    """Whether an object can be called so. What comes from a user is asked this before it joins a path."""
+    return len(text) <= 253 and _OBJECT_NAME.fullmatch(text) is not None
+
+
+def is_dns_label(text: str, longest: int = 63) -> bool:
+    """Whether it is a DNS label of at most `longest` characters, as namespaces and our objects are named."""
+    return len(text) <= longest and _LABEL.fullmatch(text) is not None

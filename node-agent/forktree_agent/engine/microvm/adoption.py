@@ -17,10 +17,10 @@ from forktree_agent.engine.microvm.records import (
     BatchRecord,
     MachineRecord,
     PointRecord,
-    load_all,
 )
 from forktree_agent.engine.microvm.resources import BATCH_KIND, MACHINE_KIND, POINT_KIND, Resources
 from forktree_agent.engine.microvm.vmms import tree_group
+from forktree_agent.typed_records import load_all
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.vmms import Vmm

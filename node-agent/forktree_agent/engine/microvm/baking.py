@@ -35,10 +35,10 @@ from forktree_agent.engine.microvm.records import (
     Build,
     LayerRecord,
     PointRecord,
-    to_journal,
 )
 from forktree_agent.engine.microvm.resources import POINT_KIND
 from forktree_agent.engine.microvm.vmms import Group, Vmm, VmmOrder
+from forktree_agent.typed_records import to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.resources import Resources

@@ -28,7 +28,8 @@ from forktree_agent.engine.contract import (
     TreeId,
     TreeLimits,
 )
-from forktree_agent.engine.microvm.records import CanaryRecord, load_one, to_journal
+from forktree_agent.engine.microvm.records import CanaryRecord
+from forktree_agent.typed_records import load_one, to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from forktree.models.reasons import Level, Mode
 from forktree_agent.engine.contract import (
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENGINE_NAME = "microvm"
+Key = TypeVar("Key")
+Thing = TypeVar("Thing")
 
 
 class MicroVmEngine:
@@ -223,22 +225,12 @@ class MicroVmEngine:
 
     async def release(self, machine: MachineId) -> None:
         # Out of the table first: whoever sees its process end from here on knows that it was meant to.
-        live = self._live.pop(machine, None)
-        try:
+        with _taken_from(self._live, machine):
             await to_the_end(self._resources.end_machine(machine), f"release-{machine}")
-        except Exception:
-            if live is not None:
-                self._live[machine] = live  # Whoever asks again what is there to be ended must find it.
-            raise
 
     async def drop_point(self, point: PointId) -> None:
-        record = self._points.pop(point, None)
-        try:
+        with _taken_from(self._points, point):
             await to_the_end(self._resources.end_point(point), f"drop-{point}")
-        except Exception:
-            if record is not None:
-                self._points[point] = record
-            raise
 
     async def drop_baseline(self, baseline: BaselineId) -> None:
         for digest, record in list(self._baselines.items()):
@@ -292,6 +284,18 @@ class MicroVmEngine:
         self._exits.put_nowait(
             MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
         )
+
+
+@contextmanager
+def _taken_from(table: dict[Key, Thing], key: Key) -> Generator[None]:
+    """Out of the table at once; back again where its end fails: whoever asks once more must find it."""
+    thing = table.pop(key, None)
+    try:
+        yield
+    except Exception:
+        if thing is not None:
+            table[key] = thing
+        raise
 
 
 async def _set_running(vmm: Vmm, *, running: bool) -> None:

@@ -23,8 +23,9 @@ from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.children import Origin, Waiting, names_for, prepare_children, run_children
 from forktree_agent.engine.microvm.freezing import Instant, expected_bytes, freeze
 from forktree_agent.engine.microvm.hooks import PRE_FORK, run_hook
-from forktree_agent.engine.microvm.records import BatchRecord, MachineRecord, PointRecord, to_journal
+from forktree_agent.engine.microvm.records import BatchRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.resources import POINT_KIND, Resources
+from forktree_agent.typed_records import to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.vmms import Vmm

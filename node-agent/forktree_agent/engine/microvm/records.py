@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,9 +20,6 @@ from forktree_agent.engine.microvm.arguments import Accelerator
 
 if TYPE_CHECKING:
     from forktree.models.reasons import Level, Mode
-    from forktree_agent.journal import Journal, Record
-
-RecordType = TypeVar("RecordType", bound=msgspec.Struct)
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,33 +134,3 @@ class CanaryRecord(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     boot_ms: float
     fork_ms: float
-
-
-def to_journal(record: msgspec.Struct) -> Record:
-    return cast("Record", msgspec.to_builtins(record))  # A struct becomes an object.
-
-
-def load_all(journal: Journal, kind: str, record_type: type[RecordType]) -> dict[str, RecordType]:
-    """Records of one kind by key. One that does not fit its type is put aside, and what it named is lost."""
-    found: dict[str, RecordType] = {}
-    for key, value in journal.load(kind).items():
-        record = _fitting(journal, kind, key, value, record_type)
-        if record is not None:
-            found[key] = record
-    return found
-
-
-def load_one(journal: Journal, kind: str, key: str, record_type: type[RecordType]) -> RecordType | None:
-    """The record, or None where there is none that fits its type."""
-    value = journal.get(kind, key)
-    return None if value is None else _fitting(journal, kind, key, value, record_type)
-
-
-def _fitting(
-    journal: Journal, kind: str, key: str, value: Record, record_type: type[RecordType]
-) -> RecordType | None:
-    try:
-        return msgspec.convert(value, record_type)
-    except (msgspec.ValidationError, RecursionError) as err:  # Damaged, or of another version of the agent.
-        journal.put_aside(kind, key, str(err))
-        return None

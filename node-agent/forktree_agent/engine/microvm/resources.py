@@ -16,9 +16,8 @@ from forktree_agent.engine.microvm.records import (
     BatchRecord,
     MachineRecord,
     PointRecord,
-    load_one,
-    to_journal,
 )
+from forktree_agent.typed_records import load_one, to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.admission import Ledger

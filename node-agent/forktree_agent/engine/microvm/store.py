@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import PointLost
 from forktree_agent.engine.microvm.keeping import asking, soon
-from forktree_agent.engine.microvm.records import LayerRecord, load_all, to_journal
+from forktree_agent.engine.microvm.records import LayerRecord
+from forktree_agent.typed_records import load_all, to_journal
 
 if TYPE_CHECKING:
     from forktree_agent.journal import Journal
