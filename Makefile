@@ -10,9 +10,9 @@ NATIVE := node-agent/native/Cargo.toml
 demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes demo.json there.
 	$(PYTHON) -m forktree_dev.demo
 
-test: setup ## All tests. ARGS='tests/unit -k name' narrows them.
+test: setup ## All tests, two files at a time. ARGS='tests/unit -k name' narrows them.
 	$(CARGO) test --manifest-path $(NATIVE) --locked --workspace --quiet
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 check: setup ## Style, types, layers.
 	.venv/bin/ruff check

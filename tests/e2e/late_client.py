@@ -17,7 +17,8 @@ ObjectT = TypeVar("ObjectT", bound=ApiObject)
 
 
 class LateClient(KubeClient):
-    """Its watches, creations and lists of sessions wait: for `telling`, `creating` and `listed`.
+    """What it is told and does waits: watches for `telling`, creations for `creating`, statuses for
+    `applying`, lists of sessions for `listed`.
 
     While `refusing`, no list of sessions succeeds, and `refused` is set by each that was tried.
     """
@@ -31,12 +32,18 @@ class LateClient(KubeClient):
         self.listed.set()
         self.creating = asyncio.Event()
         self.creating.set()
+        self.applying = asyncio.Event()
+        self.applying.set()
         self.refusing = False
         self.refused = asyncio.Event()
 
     async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
         await self.creating.wait()
         return await super().create(obj, deadline=deadline)
+
+    async def apply(self, *arguments: Any, **options: Any) -> Any:
+        await self.applying.wait()
+        return await super().apply(*arguments, **options)
 
     async def list_raw(self, model: type[ApiObject], *arguments: Any, **options: Any) -> Any:
         if model is Session and self.refusing:

@@ -260,6 +260,18 @@ async def test_who_lost_is_decided_once_however_late_it_is_carried_out(
     await rig.machines(2)
 
 
+async def test_a_template_that_is_ready_before_its_session_could_say_so_is_made_ready_once(
+    rig: ControlRig,
+) -> None:
+    async with late_agent(rig) as late:
+        late.applying.clear()
+        await rig.session("root")
+        await rig.eventually(lambda: rig.engine.bakes == 1, lambda: rig.engine.bakes)
+        late.applying.set()
+        await rig.until(Session, "root", lambda each: each.status.ready)
+        assert len(rig.engine.shapes) == 1
+
+
 def _lists_fail(error: Exception, _method: str, path: str) -> Exception | None:
     return error if path.endswith("/sessions") else None
 

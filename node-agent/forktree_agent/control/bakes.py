@@ -42,6 +42,21 @@ class TemplateNotFound(ForktreeError):
     reason: ClassVar[Reason] = Reason.TEMPLATE_NOT_FOUND
 
 
+class Bake:
+    """One making of a baseline, which may be over before anybody waits for it."""
+
+    def __init__(self, running: asyncio.Task[Baseline | Exception]) -> None:
+        self._running = running
+
+    async def baseline(self) -> Baseline:
+        """What came of it. Raises as `Engine.bake` does."""
+        # Shielded: a session that is deleted meanwhile must not end what others wait for too.
+        outcome = await asyncio.shield(self._running)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
 class Bakes:
     """All templates, and the baselines that this node holds for them."""
 
@@ -140,20 +155,13 @@ class Bakes:
         """Its baseline turned out to be gone."""
         self._held.pop(template.metadata.uid, None)
 
-    def begin(self, template: SessionTemplate) -> None:
-        """Have it made ready, if it is not being made already. Goes on whoever waits."""
+    def begin(self, template: SessionTemplate) -> Bake:
+        """Have it made ready, or take part in its being made already. Goes on whoever waits."""
         uid = template.metadata.uid
-        if uid not in self._running:
-            self._running[uid] = self._tasks.create_task(self._bake(template), name=f"bake-{uid}")
-
-    async def baseline(self, template: SessionTemplate) -> Baseline:
-        """Its baseline, made if need be. Raises as `Engine.bake` does."""
-        self.begin(template)
-        # Shielded: a session that is deleted meanwhile must not end what others wait for too.
-        outcome = await asyncio.shield(self._running[template.metadata.uid])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        running = self._running.get(uid)
+        if running is None:
+            running = self._running[uid] = self._tasks.create_task(self._bake(template), name=f"bake-{uid}")
+        return Bake(running)
 
     async def _bake(self, template: SessionTemplate) -> Baseline | Exception:
         uid = template.metadata.uid

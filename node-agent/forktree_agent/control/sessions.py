@@ -293,9 +293,9 @@ class Sessions:
             message=f"template {template.metadata.name} is being made ready on node {self._world.node}",
             now=wall_now(),
         )
-        self._bakes.begin(template)  # Before the write: seconds count, and the write may have to wait.
+        bake = self._bakes.begin(template)  # Before the write: seconds count, and the write may have to wait.
         await self._world.write_session(session, waits)
-        return await self._defects.guarded(session.metadata.uid, self._bakes.baseline(template))
+        return await self._defects.guarded(session.metadata.uid, bake.baseline())
 
     async def _put_off(
         self, session: Session, refused: AtCapacity | JournalError | TemplateNotFound
