@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from forktree_dev.processes import die_with_us
+from forktree_dev.parent_death import die_with_us
 
 
 class KubectlFailed(Exception):

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from forktree_dev.parent_death import die_with_us
 from forktree_dev.restarting import restarting
 
 
@@ -184,11 +185,6 @@ class Service:
         if not self.log_path.exists():
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
-
-
-def die_with_us(argv: Sequence[str]) -> list[str]:
-    """The same command, sent SIGTERM by the kernel when we are gone, also after a SIGKILL of ours."""
-    return ["setpriv", "--pdeathsig", "TERM", "--", *argv]
 
 
 def running_recorded(folder: Path) -> list[str]:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forktree_dev.parent_death import die_with_us
+
 log = logging.getLogger("restarting")
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}
@@ -63,7 +65,7 @@ def run(argv: Sequence[str], patience: Patience) -> int:
 
 def _run_once(argv: Sequence[str]) -> tuple[bool, int]:
     """Whether it was told to end, and its exit code: 128 + signal where one ended it."""
-    command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
+    command = die_with_us(argv, sent="KILL")
     pid = os.posix_spawnp(command[0], command, os.environ, setsigmask=())
     told = False
     while True:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forktree_agent.keeper_client import Channel, Exit, Keeper, Started
-from forktree_dev.processes import die_with_us
+from forktree_dev.parent_death import die_with_us
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 HIERARCHIES = ("memory", "cpu", "pids", "unified", "")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forktree_dev.parent_death import die_with_us
 from forktree_dev.processes import Service, running_recorded, stop_recorded
 
 STUBBORN = "trap '' TERM; echo ready; exec 3<>$0; read x <&3"
@@ -120,6 +121,17 @@ async def test_services_end_with_the_command_that_started_them_unless_they_are_t
     await stop_recorded(tmp_path)
     assert running_recorded(tmp_path) == []
     assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+
+def test_a_service_whose_starter_has_gone_before_it_could_begin_does_not(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    command = die_with_us(["touch", str(begun)])
+    assert subprocess.run(command, check=False).returncode == 0
+    begun.unlink()
+    # Its parent is another process than the one that it is to end with, as when that one has ended.
+    again = ["/bin/sh", "-c", '"$@"; true', "sh", *command]
+    assert subprocess.run(again, check=False).returncode == 0
+    assert not begun.exists()
 
 
 COUNTS_ITS_RUNS = "echo ran $$ >> $0; test $(wc -l < $0) -lt 4 && exit 7; echo settled; exec sleep 600"
