@@ -4,7 +4,7 @@ CARGO := cargo
 export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target
 NATIVE := node-agent/native/Cargo.toml
 
-.PHONY: demo test check generate up down setup
+.PHONY: demo test test-slow bench check generate up down setup
 .DEFAULT_GOAL := demo
 
 demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes demo.json there.
@@ -13,6 +13,14 @@ demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes 
 test: setup ## All tests, two files at a time. ARGS='tests/unit -k name' narrows them.
 	$(CARGO) test --manifest-path $(NATIVE) --locked --workspace --quiet
 	$(PYTHON) -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+
+test-slow: setup ## Tests that take minutes, or images of their own: left out by `make test`.
+	$(PYTHON) -m pytest -m slow $(ARGS)
+
+bench: setup ## Benchmarks. SUITE=engine,tree,search,control-plane,soak; OUT=DIR for results; QUICK=1 for a try.
+	@$(PYTHON) -c 'import matplotlib' 2>/dev/null || { echo 'setup: installing what draws plots'; \
+		$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'; }
+	$(PYTHON) -m forktree_bench
 
 check: setup ## Style, types, layers.
 	.venv/bin/ruff check

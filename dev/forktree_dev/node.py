@@ -30,6 +30,7 @@ class Sizes:
     memory_limit_bytes: int = 4 << 30
     """Worst case over all machines at once; the agent refuses beyond it."""
     accelerator: str = "auto"
+    engine: str = "microvm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Artifacts:
     def built(cls) -> Self:
         """Looked up in the cache, and built where missing. Some seconds even then: all sources are hashed, so
         who starts several systems should ask once."""
-        return cls(guest_directory=images.guest_directory(list(images.IMAGES)), shim_library=native.shim())
+        return cls(guest_directory=images.guest_directory(images.STANDARD), shim_library=native.shim())
 
 
 class Node:
@@ -100,6 +101,7 @@ class Node:
             f"--memory-limit={sizes.memory_limit_bytes}",
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",
+            f"--engine={sizes.engine}",
             restarts=outlives_us,
         )
 

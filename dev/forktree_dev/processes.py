@@ -193,7 +193,19 @@ def running_recorded(folder: Path) -> list[str]:
 
 
 async def stop_recorded(folder: Path, *, grace_seconds: float = 10.0) -> list[str]:
-    """End every process recorded at or below `folder`, last started first; names of those that ran."""
+    """End every process recorded at or below `folder`, last started first; names of those that ran.
+
+    Goes to its end also when the caller is cancelled meanwhile, and the cancellation then goes on.
+    """
+    task = asyncio.create_task(_stop_recorded(folder, grace_seconds), name="stop-recorded")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
+
+
+async def _stop_recorded(folder: Path, grace_seconds: float) -> list[str]:
     found = sorted(_records(folder), key=lambda pair: pair[0].order, reverse=True)
     return [record.name for record, path in found if await _end(path, grace_seconds=grace_seconds)]
 

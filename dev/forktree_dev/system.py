@@ -44,16 +44,22 @@ def name_of(state_dir: Path) -> str:
 async def stop(state_dir: Path) -> list[str]:
     """End what a system left recorded in `state_dir`, the last started first; the names of what still ran.
 
-    Nothing of it is left in memory or in control groups, also where a keeper had been killed.
+    Nothing of it is left in memory or in control groups, also where a keeper had been killed or the caller is
+    cancelled meanwhile.
     """
-    ended = await stop_recorded(state_dir, grace_seconds=STOP_SECONDS)
-    await control_groups.clear(f"{name_of(state_dir)}-")
-    shutil.rmtree(_machine_dir(name_of(state_dir)), ignore_errors=True)
-    return ended
+    try:
+        ended = await stop_recorded(state_dir, grace_seconds=STOP_SECONDS)
+        await control_groups.clear(f"{name_of(state_dir)}-")
+        return ended
+    finally:
+        shutil.rmtree(memory_dir(name_of(state_dir)), ignore_errors=True)
 
 
-def _machine_dir(name: str) -> Path:
-    """On the first tmpfs that Linux systems usually have; a container's /run often is none."""
+def memory_dir(name: str) -> Path:
+    """Where the system `name` keeps what must not outlive the machine's boot.
+
+    On the first tmpfs that Linux systems usually have; a container's /run often is none.
+    """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     tmpfs = {fields[1] for fields in mounts if fields[2] == "tmpfs"}
     for folder in ("/run", "/dev/shm"):
@@ -98,7 +104,7 @@ class System:
             cluster = self.control_plane.kubectl
         self.kubectl = cluster
         env = {**os.environ, NAME_VARIABLE: self.name, "PYTHONUNBUFFERED": "1"}
-        machine_dir = _machine_dir(self.name)
+        machine_dir = memory_dir(self.name)
         first_uid = _FIRST_UID + int(self.name[-6:], 16) % _SYSTEMS * _NODES * UIDS
         self.nodes = tuple(
             Node(

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         memory_limit_bytes=options.memory_limit,
         uid_base=options.uid_base,
         accelerator=options.accelerator,
+        write_tracking=options.write_tracking,
+        engine=options.engine,
         tls_certificate=options.tls_cert,
         tls_key=options.tls_key,
         system_namespace=options.namespace,
@@ -77,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--uid-base", type=int, default=Settings.uid_base, help="first user id of the machines (%(default)s)")
     add("--accelerator", choices=["auto", "kvm", "tcg"], default=Settings.accelerator)
+    add(
+        "--write-tracking",
+        choices=["auto", "pagemap"],
+        default=Settings.write_tracking,
+        help="pagemap: copy all that a machine ever wrote, also where the kernel can tell what is new",
+    )
+    add(
+        "--engine",
+        choices=["microvm", "null"],
+        default=Settings.engine,
+        help="null: pretend to have machines, to measure the control plane",
+    )
     add("--tls-cert", type=Path, help="certificate chain in PEM; default: one made and signed here")
     add("--tls-key", type=Path)
     add("--namespace", default=Settings.system_namespace, help="where the agents' Leases are (%(default)s)")

@@ -23,8 +23,10 @@ from forktree.kube.client import KubeClient
 from forktree_agent.control.control import Control
 from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
 from forktree_agent.control.world import loop_now, wall_now
+from forktree_agent.engine.contract import Engine
 from forktree_agent.engine.microvm.engine import MicroVmEngine
 from forktree_agent.engine.microvm.settings import EngineSettings
+from forktree_agent.engine.null.engine import NullEngine
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, Served, serving
@@ -121,7 +123,7 @@ async def _keeper(settings: Settings) -> AsyncGenerator[Keeper]:
 
 async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
     journal = Journal.opened(settings.state_directory / JOURNAL, keeper.boot_id)
-    async with MicroVmEngine.running(_engine_settings(settings), keeper=keeper, journal=journal) as engine:
+    async with _engine(settings, keeper, journal) as engine:
         adoption = await engine.adopt(deadline=loop_now() + settings.adopt_seconds)
         log.info(
             "adopted machines=%d points=%d baselines=%d",
@@ -152,12 +154,26 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
             await NodeReport(settings, client, engine, facts, control.world.use_changed).run()
 
 
+@asynccontextmanager
+async def _engine(settings: Settings, keeper: Keeper, journal: Journal) -> AsyncGenerator[Engine]:
+    """What branches machines here, or pretends to."""
+    if settings.engine == "null":
+        log.warning("no_machines engine=%s", NullEngine.NAME)
+        yield NullEngine(journal, capacity_bytes=settings.memory_limit_bytes)
+    else:
+        async with MicroVmEngine.running(
+            _engine_settings(settings), keeper=keeper, journal=journal
+        ) as engine:
+            yield engine
+
+
 def _engine_settings(settings: Settings) -> EngineSettings:
     return EngineSettings(
         guest_directory=settings.guest_directory,
         shim_library=settings.shim_library,
         memory_limit_bytes=settings.memory_limit_bytes,
         accelerator=settings.accelerator,
+        write_tracking=settings.write_tracking,
         uid_base=settings.uid_base,
     )
 

@@ -32,6 +32,11 @@ class Settings:
     """First of the user ids that are nobody else's: each QEMU has its own."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """`auto` takes KVM where a canary proves it, and emulation elsewhere."""
+    write_tracking: Literal["auto", "pagemap"] = "auto"
+    """`auto` copies what is new since a machine's fork before, where the kernel can tell (Linux 6.7);
+    `pagemap` always copies all that it ever wrote."""
+    engine: Literal["microvm", "null"] = "microvm"
+    """`null` has no machines and only pretends: for measuring the control plane."""
     tls_certificate: Path | None = None
     """Certificate chain and key in PEM; both or none. None: one that this agent makes and signs itself."""
     tls_key: Path | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forktree_keeper.cgroups import ControlGroups
 from forktree_keeper.connection import Connection
-from forktree_keeper.processes import Launch, Spawned, read_report, reap, spawn
+from forktree_keeper.processes import Launch, Spawned, own_bytes, read_report, reap, spawn
 from forktree_keeper.protocol import (
     MAX_TEXT_CHARACTERS,
     Channel,
@@ -25,6 +25,7 @@ from forktree_keeper.protocol import (
     MachineEntry,
     Refusal,
     Start,
+    Weight,
     encode_exited,
     encode_result,
 )
@@ -136,6 +137,11 @@ class Machines:
             return
         machine.killers.append(waiter)
         signal.pidfd_send_signal(machine.pidfd, signal.SIGKILL)
+
+    def weigh(self, name: str) -> Weight:
+        """Raises `Refusal` (no such machine)."""
+        machine = self.get(name)
+        return Weight(0 if machine.exit is not None else own_bytes(machine.pid))
 
     def forget(self, name: str) -> None:
         """Idempotent. Raises `Refusal` (machine running)."""

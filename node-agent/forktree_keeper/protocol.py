@@ -200,6 +200,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Weigh:
+    """How much memory a machine's process has for itself alone."""
+
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
 class LimitCgroup:
     """Set a group's memory limit, making the group when missing; None: no limit."""
 
@@ -233,6 +240,7 @@ Request = (
     | ListFiles
     | Kill
     | Forget
+    | Weigh
     | LimitCgroup
     | DropCgroup
 )
@@ -248,6 +256,7 @@ OPERATIONS: dict[str, type[Request]] = {
     "list_files": ListFiles,
     "kill": Kill,
     "forget": Forget,
+    "weigh": Weigh,
     "limit_cgroup": LimitCgroup,
     "drop_cgroup": DropCgroup,
 }
@@ -293,6 +302,14 @@ class Exit:
     """In words: "killed by signal 9 (SIGKILL)"."""
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Result of weigh: what goes when the process does. Of one that has exited it is gone already."""
+
+    own_bytes: int
+    """Anonymous memory, in the swap too. The kernel's own count, which may lag by half a megabyte or so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineEntry:
     """One machine of a listing."""
@@ -326,7 +343,7 @@ class Done:
     """Result of what has nothing to tell, and of lend_file, whose descriptor says it all."""
 
 
-Result = Greeting | Launched | Lent | Exit | MachinePage | FilePage | Done
+Result = Greeting | Launched | Lent | Exit | Weight | MachinePage | FilePage | Done
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from forktree_keeper.protocol import (
     Request,
     Result,
     Start,
+    Weigh,
     close_all,
     decode_request,
     encode_failure,
@@ -193,6 +194,8 @@ class Server:
                 result = FilePage(*_page(self._files, after, FILES_PER_PAGE))
             case Forget(machine):
                 self._machines.forget(machine)
+            case Weigh(machine):
+                result = self._machines.weigh(machine)
             case LimitCgroup(cgroup, memory_bytes):
                 self._groups.make(cgroup)
                 self._groups.limit_memory(cgroup, memory_bytes)

@@ -13,6 +13,7 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import Conflict, NotFound
 from forktree.models.base import Uid
 from forktree.models.fork import Fork
+from forktree.models.names import BORN_ON_ANNOTATION
 from forktree.models.session import Session
 from forktree_operator import patches
 from forktree_operator.decide.actions import Ignore, Place, Reject, Wait
@@ -124,8 +125,9 @@ class Assigning:
         return None
 
     async def _route_once(self, fork: Fork) -> AgainSeconds:
-        source = await self._source(fork)
-        agent = self._agent_of(source)
+        born_on = fork.metadata.annotations.get(BORN_ON_ANNOTATION)
+        source = await self._source(fork) if born_on is None else None
+        agent = self._agent_of(source) if born_on is None else self._agent_state(born_on)
         match route(fork, source, agent, _now(), self._patience):
             case Place(node):
                 await self._write_status(fork, patches.route(fork, node))
@@ -152,7 +154,10 @@ class Assigning:
         node = (
             source.spec.node_name if isinstance(source, Session) else source.status.node if source else None
         )
-        return self._lifesigns.state(node, asyncio.get_running_loop().time()) if node else AgentState.STALE
+        return self._agent_state(node) if node else AgentState.STALE
+
+    def _agent_state(self, node: str) -> AgentState:
+        return self._lifesigns.state(node, asyncio.get_running_loop().time())
 
     async def _write_status(self, written: Session | Fork, patch: patches.Patch | None) -> None:
         if patch is not None:

@@ -25,9 +25,12 @@ log = logging.getLogger(__name__)
 LEASE_NAME: Final = "forktree-operator"
 _RENEWALS: Final = 5
 """In one duration, so that some may fail."""
-_GIVE_UP_SHARE: Final = 2 / 3
-"""Of the duration without a renewal after which a leader stops: before anybody else may begin."""
+_GIVE_UP_SHARE: Final = 5 / 6
+"""Of the duration without a renewal after which a leader stops: before anybody else may begin. Not long
+before, as each leader that stops because the API server is slow leaves some seconds without one."""
 _RELEASE_SECONDS: Final = 2.0
+_RUN_OUT_MARGIN_SECONDS: Final = 0.05
+"""After a foreign Lease ran out, so that the next try finds it so."""
 
 
 class LeadershipLost(Exception):
@@ -41,6 +44,7 @@ class _Seen:
     renewed: datetime | None
     holder: str | None
     since: float
+    duration_seconds: float
 
 
 class Leadership:
@@ -67,9 +71,17 @@ class Leadership:
             except KubeError as err:
                 log.warning("lease_not_reached error=%s", err)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_seconds):
+                async with asyncio.timeout(self._rest_seconds()):
                     await stop.wait()
         return False
+
+    def _rest_seconds(self) -> float:
+        """Until the next try: a pause, or less where a foreign Lease may run out before."""
+        if self._seen is None:
+            return self._pause_seconds
+        runs_out = self._seen.since + self._seen.duration_seconds
+        left = runs_out - asyncio.get_running_loop().time()
+        return min(self._pause_seconds, max(left, 0.0) + _RUN_OUT_MARGIN_SECONDS)
 
     async def keep(self) -> None:
         """Renew for as long as that works. Raises `LeadershipLost`, always in time for others to begin."""
@@ -130,9 +142,10 @@ class Leadership:
             return True
         seen = self._seen
         if seen is None or (seen.renewed, seen.holder) != (spec.renew_time, spec.holder_identity):
-            self._seen = _Seen(spec.renew_time, spec.holder_identity, now)
+            duration = float(spec.lease_duration_seconds or self._lease_seconds)
+            self._seen = _Seen(spec.renew_time, spec.holder_identity, now, duration)
             return False
-        return now - seen.since > float(spec.lease_duration_seconds or self._lease_seconds)
+        return now - seen.since > seen.duration_seconds
 
     async def _renew(self, *, deadline: float) -> None:
         assert self._lease is not None

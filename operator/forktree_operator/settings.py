@@ -19,9 +19,10 @@ class Settings:
     identity: str
     """Name of this process in the leader's Lease. Has to differ between any two that run."""
 
-    lease_seconds: float = 15.0
+    lease_seconds: float = 12.0
     """How long the leader's Lease holds without renewal: the longest gap when a leader dies. Whole seconds,
-    as the API has it."""
+    as the API has it. Thus a new leader is at work within 15 s, and one that lives may miss the API server
+    for 10."""
 
     sweep_seconds: float = 10.0
     """Longest time between two sweeps, so the longest delay that a lost event can cause."""

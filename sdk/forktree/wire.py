@@ -63,8 +63,14 @@ class CreateSession(Request):
     """Makes the call repeatable: asked again with the same template it answers for the same session."""
 
 
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""Header of `POST …/sessions` and `POST …/sessions/{id}/fork` that makes the call repeatable, like a `name`
+that is the caller's alone: as long as what it made exists, the same request has the same answer, and another
+one is a conflict. Only one of the two may be given."""
+
+
 class ForkSession(Request):
-    """`POST …/sessions/{id}/fork`."""
+    """`POST …/sessions/{id}/fork`. With `?record=wait` it is answered once it is `recorded`."""
 
     replicas: int = Field(default=1, ge=0, le=REPLICAS_MAX)
     """0 records the instant alone."""
@@ -178,17 +184,20 @@ class SessionForked(Answer):
     template_id: str
     fork_id: str
     """Name of the Fork object."""
+    recorded: bool
+    """Every child has answered its identity, and the Fork and each child have their objects. Else that is on
+    its way: what is sent to a child waits for what it needs, and is told `session_gone` if it never comes."""
     total_time_ms: float
     """This request seen to its answer written, by the node that forked. The Fork's own `totalMs` is another:
-    it knows nothing of who may, nor of the wait for the children's objects."""
+    it knows nothing of who may, nor of a wait for the children's objects."""
     fork_time_ms: float | None = None
     """Parent stopped to every child running."""
     pause_time_ms: float | None = None
     """Parent stopped to parent running."""
     ready_time_ms: float | None = None
-    """Parent stopped to every child's identity answered."""
+    """Parent stopped to every child's identity answered; unset where that is still to come."""
     children: tuple[ForkedChild, ...] = ()
-    """All of them, in order of their index; each has its object and takes commands."""
+    """All of them, in order of their index; each runs and takes commands."""
 
 
 class ExecFinished(Answer):
@@ -211,6 +220,18 @@ class ExecList(Answer):
     """`GET …/sessions/{id}/execs`: the commands that run there, and those that ran there at its fork."""
 
     ids: tuple[str, ...]
+
+
+class SessionMemory(Answer):
+    """`GET …/sessions/{id}/memory`: what memory a session takes now, as its node's kernel counts it."""
+
+    session_id: str
+    unique_bytes: int
+    """Goes when the session does: what it changed since its birth, its QEMU's own memory, and what was copied
+    of it for forks of which nothing is left."""
+    shared_bytes: int
+    """What it has in common with others, however many: its template, ancestors, its forks' instants and
+    children."""
 
 
 class CommandLog(Answer):

@@ -21,7 +21,7 @@ MEMORY_BYTES = 256 << 20
 OVERLAY_BYTES = 64 << 20
 
 
-def soon(seconds: float = 60.0) -> float:
+def soon(seconds: float = 180.0) -> float:
     """A deadline that only a hang reaches, also on a machine that does other things."""
     return asyncio.get_running_loop().time() + seconds
 
@@ -35,7 +35,7 @@ class GuestMachine:
     generation: str = field(default=UNIDENTIFIED)
 
     async def exec(
-        self, *argv: str, stdin: bytes = b"", seconds: float = 50.0, limit: int = 1 << 20, **more: object
+        self, *argv: str, stdin: bytes = b"", seconds: float = 150.0, limit: int = 1 << 20, **more: object
     ) -> ExecResult:
         command = Command(
             argv=argv,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from component.keeper_fixtures import running_keeper
 from forktree_agent.engine.contract import (
@@ -27,10 +28,8 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.microvm.engine import MicroVmEngine
 from forktree_agent.engine.microvm.settings import EngineSettings
-from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper
-from forktree_dev import native
-from forktree_dev.images.guest_directory import guest_directory
+from forktree_dev.engine_node import engine_over, engine_settings
 
 Thing = TypeVar("Thing")
 
@@ -51,6 +50,8 @@ class Node:
     engine: MicroVmEngine
     keeper: Keeper
     journal: Path
+    keeper_root: str = ""
+    """Name of the control group above all of the node's."""
     tree: TreeLimits = field(default_factory=lambda: TreeLimits(tree=TreeId(secrets.token_hex(4))))
 
     async def baseline(self, shape: Shape = TINY) -> Baseline:
@@ -62,10 +63,18 @@ class Node:
         return born.children[0]
 
     async def fork(
-        self, parent: Machine, replicas: int = 1, *, prefix: str = "child", hooks: Hooks = NO_HOOKS
+        self,
+        parent: Machine,
+        replicas: int = 1,
+        *,
+        prefix: str = "child",
+        hooks: Hooks = NO_HOOKS,
+        answered: bool = True,
     ) -> ForkResult:
         orders = [order(f"{prefix}-{i}") for i in range(replicas)]
-        return await self.engine.fork(parent.id, owner(), orders, self.tree, hooks=hooks, deadline=soon())
+        return await self.engine.fork(
+            parent.id, owner(), orders, self.tree, hooks=hooks, answered=answered, deadline=soon()
+        )
 
     async def run(self, machine: Machine, *argv: str, timeout_seconds: float = 60) -> ExecResult:
         command = Command(argv=argv, timeout_seconds=timeout_seconds)
@@ -91,16 +100,23 @@ def order(hostname: str) -> ChildOrder:
 
 
 def settings(
-    *, capacity_bytes: int = CAPACITY_BYTES, answer_seconds: float = 10.0, uid_count: int = 4096
+    *,
+    capacity_bytes: int = CAPACITY_BYTES,
+    write_tracking: Literal["auto", "pagemap"] = "auto",
+    answer_seconds: float = 10.0,
+    uid_count: int = 4096,
+    ahead: bool = False,
+    images: Sequence[str] = ("tiny", "python", "atari"),
 ) -> EngineSettings:
-    """Builds native parts and images where the cache has none."""
-    return EngineSettings(
-        guest_directory=guest_directory(("tiny", "python")),
-        shim_library=native.shim(),
-        memory_limit_bytes=capacity_bytes,
-        accelerator="tcg",
+    """Without `ahead` nothing is made ahead of forks: whatever the keeper holds is somebody's then."""
+    made = engine_settings(images, capacity_bytes=capacity_bytes)
+    return dataclasses.replace(
+        made,
+        write_tracking=write_tracking,
         answer_seconds=answer_seconds,
         uid_count=uid_count,
+        standbys_per_parent=made.standbys_per_parent if ahead else 0,
+        prepared_bytes=made.prepared_bytes if ahead else 0,
     )
 
 
@@ -109,12 +125,11 @@ async def engine_on(
     socket_path: Path, journal_path: Path, config: EngineSettings | None = None
 ) -> AsyncGenerator[Node]:
     """An engine over a keeper that runs already, as a restarted agent would make one: adopted and probed."""
-    async with Keeper.connected(socket_path, deadline=soon()) as keeper:
-        journal = Journal.opened(journal_path, keeper.boot_id)
-        async with MicroVmEngine.running(config or settings(), keeper=keeper, journal=journal) as engine:
-            await engine.adopt(deadline=soon())
-            assert (await engine.probe(deadline=soon())).passed
-            yield Node(engine, keeper, journal_path)
+    async with (
+        Keeper.connected(socket_path, deadline=soon()) as keeper,
+        engine_over(keeper, journal_path, config or settings(), deadline=soon()) as engine,
+    ):
+        yield Node(engine, keeper, journal_path)
 
 
 @asynccontextmanager
@@ -125,6 +140,7 @@ async def running_node(state_dir: Path, config: EngineSettings | None = None) ->
         running_keeper(state_dir, root) as socket_path,
         engine_on(socket_path, state_dir / "journal", config) as node,
     ):
+        node.keeper_root = root
         yield node
 
 

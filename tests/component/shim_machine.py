@@ -21,6 +21,7 @@ from qemu.qmp import Message, QMPClient
 
 from forktree_agent.engine.microvm.layers import PAGE_BYTES
 from forktree_agent.engine.microvm.shim import Dump, ShimClient
+from forktree_agent.engine.microvm.tracking import track
 from forktree_dev import native
 
 UID = 64_401
@@ -158,11 +159,17 @@ class ShimMachine:
         path = f"/proc/self/fd/{self.state}"
         await self.qmp.execute("xen-save-devices-state", {"filename": path, "live": False})
 
-    async def dump(self, *, prepared_bytes: int = 1 << 20, gap_pages: int = 4) -> tuple[int, Dump]:
+    async def track(self) -> None:
+        """Have its writes noted, as the engine does."""
+        assert await track(self.shim, "auto", deadline=soon()) is None
+
+    async def dump(
+        self, *, prepared_bytes: int = 1 << 20, gap_pages: int = 4, since: int = 0, mark: int = 0
+    ) -> tuple[int, Dump]:
         """A sealed layer of this stopped machine. The descriptor is the caller's."""
         layer = memfd()
         await self.shim.prepare(layer, prepared_bytes, deadline=soon())
-        dump = await self.shim.dump(gap_pages, deadline=soon())
+        dump = await self.shim.dump(gap_pages, since=since, mark=mark, deadline=soon())
         assert await self.shim.finish(deadline=soon()) == dump.bytes == os.fstat(layer).st_size
         fcntl.fcntl(layer, fcntl.F_ADD_SEALS, SEALS)
         return layer, dump

@@ -101,6 +101,20 @@ async def test_what_was_started_last_is_ended_first(tmp_path: Path) -> None:
     assert await stop_recorded(tmp_path) == ["client", "server", "storage"]
 
 
+async def test_ending_all_goes_to_its_end_although_it_is_cancelled(tmp_path: Path) -> None:
+    stubborn = shell("stubborn", STUBBORN, tmp_path)
+    client = shell("client", "read x < $0", tmp_path)
+    stubborn.start()
+    client.start()
+    stopping = asyncio.create_task(stop_recorded(tmp_path, grace_seconds=1.0))
+    assert await client.ended(deadline=soon())
+    stopping.cancel()  # As by Ctrl-C of somebody who sees that things are being ended.
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert running_recorded(tmp_path) == []
+    await stubborn.stop()
+
+
 @pytest.mark.parametrize("outlives", [False, True])
 async def test_services_end_with_the_command_that_started_them_unless_they_are_to_stay(
     tmp_path: Path, outlives: bool

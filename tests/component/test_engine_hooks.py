@@ -1,10 +1,11 @@
-"""Hooks in real guests: what they see, when they run, and that a fork fails with them and leaves nothing."""
+"""Hooks in real guests: what they see, when they run, and that a fork fails with them and leaves no child."""
 
 from __future__ import annotations
 
 import pytest
 
 from component.node import Node, order, soon
+from component.ram import chain_of, layer_of
 from forktree_agent.engine.contract import Command, HookFailed, Hooks
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -46,14 +47,17 @@ async def test_pre_runs_in_the_parent_and_post_in_each_child_under_its_own_ident
         (Hooks(post=sh("sleep 100", seconds=0.5)), "the postFork hook was not done after 0.5 s"),
     ],
 )
-async def test_a_hook_that_fails_or_is_late_fails_the_fork_and_leaves_nothing(
+async def test_a_hook_that_fails_or_is_late_fails_the_fork_and_leaves_no_child(
     node: Node, hooks: Hooks, sentence: str
 ) -> None:
     parent = await node.root()
     before = {each.machine for each in (await node.keeper.listing(deadline=soon())).machines}
-    usage, points = node.engine.usage(), node.engine.points()
+    usage, points, chain = node.engine.usage(), node.engine.points(), chain_of(node, parent)
     with pytest.raises(HookFailed, match=sentence):
         await node.fork(parent, 2, hooks=hooks)
     assert {each.machine for each in (await node.keeper.listing(deadline=soon())).machines} == before
-    assert (node.engine.usage(), node.engine.points()) == (usage, points)
+    assert node.engine.points() == points
+    # What was copied stays with the parent, whose next fork copies only what is new since.
+    kept = sum(layer_of(node, each).bytes for each in chain_of(node, parent)[len(chain) :])
+    assert node.engine.usage().reserved_bytes == usage.reserved_bytes + kept
     assert await node.sh(parent, "echo unharmed") == "unharmed\n"

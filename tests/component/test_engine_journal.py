@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 
 from component.keeper_fixtures import group_folders, running_keeper
 from component.node import TINY, Node, engine_on, newcomer, order, settings, soon
+from component.ram import chain_of, layer_of
 from forktree_agent.engine.microvm.records import BatchRecord
 from forktree_agent.engine.microvm.resources import BATCH_KIND, Resources
 from forktree_agent.journal import Journal, JournalError
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE_BYTES = 4096
 """What one record takes on tmpfs."""
+NOTED = 6
+"""Records of a fork of two, until its parent's says that it keeps the layer."""
 
 
 @contextmanager
@@ -54,13 +57,17 @@ def room_for(disk: Path, records: int) -> Generator[None]:
         ballast.unlink()
 
 
-async def everything(node: Node, cgroup_root: str) -> object:
-    """All that work on a node takes, but for user ids, of which there are few."""
+async def everything(node: Node, cgroup_root: str, *, but: Collection[str] = ()) -> object:
+    """All that work on a node takes, but for user ids, of which there are few, and for layers that are
+    expected."""
     listing = await node.keeper.listing(deadline=soon())
-    records = sorted(str(path) for path in node.journal.rglob("*") if path.is_file())
+    records = sorted(str(path) for path in node.journal.rglob("*") if path.is_file() and path.stem not in but)
     machines = {entry.machine for entry in listing.machines}
     groups = {folder.name for folder in group_folders(cgroup_root)}
-    return machines, set(listing.files), records, groups, node.engine.usage()
+    usage = node.engine.usage()
+    expected = sum(layer_of(node, layer).bytes for layer in but)
+    left = dataclasses.replace(usage, reserved_bytes=usage.reserved_bytes - expected)
+    return machines, set(listing.files).difference(but), records, groups, left
 
 
 async def test_work_that_cannot_be_written_down_fails_and_gives_back_all_that_it_took(tmp_path: Path) -> None:
@@ -147,11 +154,14 @@ async def test_an_agent_that_dies_before_any_record_of_a_fork_leaves_all_of_it_o
             (parent,) = forked.children
             # What it was forked with is now held by itself alone, so nobody else makes up for a loss of it.
             await first.engine.drop_point(forked.point.id)
-            before = await everything(first, root)
+            before, chain = await everything(first, root), chain_of(first, parent)
         changes = 0
         for changes in itertools.count():
             async with engine_on(socket_path, journal) as mortal:
-                assert await everything(mortal, root) == before, f"after {changes - 1} records"
+                # What was copied of the parent is kept with the parent: its next layer differs from that.
+                copied = set(chain_of(mortal, parent)).difference(chain)
+                assert len(copied) <= max(0, changes - NOTED)
+                assert await everything(mortal, root, but=copied) == before, f"after {changes - 1} records"
                 mortal.tree = first.tree
                 with monkeypatch.context() as patched:
                     dies_after(patched, changes)
@@ -160,8 +170,8 @@ async def test_an_agent_that_dies_before_any_record_of_a_fork_leaves_all_of_it_o
                     except Dead:
                         continue
             break
-        # The batch, two machines, the instant, its layer, both machines anew, and the batch's end.
-        assert changes == 8
+        # The batch, two machines, the instant, its layer, the parent's, both machines anew, the batch's end.
+        assert changes == 9
         async with engine_on(socket_path, journal) as last:
             children = {each.id for each in forked.children}
             assert {each.id for each in last.engine.machines()} == {above.id, parent.id, *children}

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ async def test_its_environment_is_exactly_the_one_given(keeper: Keeper) -> None:
     assert await said_by(keeper, ["/usr/bin/env"], env={"ONLY": "this"}) == "ONLY=this\n"
 
 
+def open_files(pid: int) -> dict[int, str]:
+    """By descriptor. What is closed meanwhile is left out."""
+    found: dict[int, str] = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
 async def test_it_gets_files_and_channels_in_order_and_nothing_else(keeper: Keeper) -> None:
     first, second = os.memfd_create("first"), os.memfd_create("second")
     started = await start_machine(
@@ -88,8 +98,10 @@ async def test_it_gets_files_and_channels_in_order_and_nothing_else(keeper: Keep
         files=[second, first],
         channels=[Channel("a", ChannelType.STREAM), Channel("b", ChannelType.SEQPACKET)],
     )
-    links = {int(entry.name): str(entry.readlink()) for entry in Path(f"/proc/{started.pid}/fd").iterdir()}
-    assert links.keys() == {0, 1, 2, 3, 4, 5, 6}
+    async with asyncio.timeout_at(soon()):
+        # A program that begins has its libraries open for a moment.
+        while (links := open_files(started.pid)).keys() != {0, 1, 2, 3, 4, 5, 6}:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0)
     assert links[0] == "/dev/null"
     assert links[1] == links[2]
     assert links[1].endswith("/logs/m.log")
@@ -326,3 +338,17 @@ async def test_a_log_keeps_only_its_tail_for_the_reader(keeper: Keeper) -> None:
     assert keeper.log_tail("m", 5) == "1000\n"
     assert keeper.log_tail("m", 1_000_000).startswith("out\nerr\n1\n")
     assert keeper.log_tail("unknown") == ""
+
+
+async def test_what_a_machine_has_for_itself_is_told_and_of_one_that_exited_nothing(keeper: Keeper) -> None:
+    script = "held=$(head -c 30000000 /dev/zero | tr '\\0' x); echo ready >&3; read -r _ <&3"
+    channels = [Channel("talk", ChannelType.STREAM)]
+    started = await start_machine(keeper, "m", ["/bin/bash", "-c", script], channels=channels)
+    assert await receive(started.channels["talk"]) == b"ready\n"
+    assert 30_000_000 < await keeper.own_bytes("m", deadline=soon()) < 300_000_000
+    await keeper.kill("m", deadline=soon())
+    assert await keeper.own_bytes("m", deadline=soon()) == 0
+    close(started)
+    with pytest.raises(KeeperError) as caught:
+        await keeper.own_bytes("nobody", deadline=soon())
+    assert caught.value.code is Code.NO_SUCH_MACHINE

@@ -60,3 +60,15 @@ async def test_a_prepared_layer_is_charged_to_the_machine(group: MemoryGroup) ->
         assert group.usage_bytes() - before >= LAYER_BYTES - BATCH_BYTES
         await machine.shim.finish(deadline=soon())
         os.close(layer)
+
+
+async def test_memory_taken_for_a_file_is_the_machines_whoever_fills_it(group: MemoryGroup) -> None:
+    async with firmware_machine() as machine:
+        group.take(machine.process.pid)
+        before = group.usage_bytes()
+        file = memfd()
+        await machine.shim.allocate(file, 0, LAYER_BYTES, deadline=soon())
+        assert group.usage_bytes() - before >= LAYER_BYTES - BATCH_BYTES
+        os.pwrite(file, b"\1" * LAYER_BYTES, 0)  # As we do who merge layers, and stand in another group.
+        assert LAYER_BYTES - BATCH_BYTES <= group.usage_bytes() - before <= LAYER_BYTES + BATCH_BYTES
+        os.close(file)

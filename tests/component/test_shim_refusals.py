@@ -182,10 +182,10 @@ async def test_memory_that_others_see_is_neither_dumped_nor_mapped_over() -> Non
     "packet",
     [
         pytest.param(b"\x01", id="no-header"),
-        pytest.param(b"\x01\0\x09\0\x07\0\0\0", id="unknown-op"),
-        pytest.param(b"\x01\0\x02\0\x07\0\0\0", id="no-fields"),
+        pytest.param(b"\x02\0\x63\0\x07\0\0\0", id="unknown-op"),
+        pytest.param(b"\x02\0\x02\0\x07\0\0\0", id="no-fields"),
         pytest.param(bytes(64), id="too-long"),
-        pytest.param(b"\x01\0\x07\0\x07\0\0\0", id="a-stat-with-files"),
+        pytest.param(b"\x02\0\x07\0\x07\0\0\0", id="a-stat-with-files"),
     ],
 )
 async def test_a_packet_that_is_no_request_is_answered_and_forgotten(
@@ -224,7 +224,7 @@ async def test_a_new_agent_goes_on_where_a_dead_one_stopped(machine: ShimMachine
 
 async def test_a_file_too_many_is_refused(machine: ShimMachine) -> None:
     layer = layer_of(GOOD)
-    request = encode_request(Op.MAP_TABLE, 7, encode_map_table(LAYER_PAGES * PAGE_BYTES, 1))
+    request = encode_request(Op.MAP_TABLE, 7, encode_map_table(LAYER_PAGES * PAGE_BYTES, 1, 0))
     socket.send_fds(machine.shim_socket, [request], [layer] * 2)
     os.close(layer)
     packet = await asyncio.get_running_loop().sock_recv(machine.shim_socket, 64)

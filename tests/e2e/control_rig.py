@@ -110,11 +110,15 @@ class ControlRig:
 
     # What users do ----------------------------------------------------------------------------------------
 
-    async def template(self, name: str, *, limits: TreeLimits | None = None) -> SessionTemplate:
+    async def template(
+        self, name: str, *, limits: TreeLimits | None = None, standby: int = 0
+    ) -> SessionTemplate:
         return await self.user.create(
             SessionTemplate(
                 metadata=ObjectMeta(name=name, namespace=self.namespace),
-                spec=SessionTemplateSpec(image=f"builtin:{name}", tree_limits=limits or TreeLimits()),
+                spec=SessionTemplateSpec(
+                    image=f"builtin:{name}", tree_limits=limits or TreeLimits(), standby=standby
+                ),
             )
         )
 

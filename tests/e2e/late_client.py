@@ -20,7 +20,8 @@ class LateClient(KubeClient):
     """What it is told and does waits: watches for `telling`, creations for `creating`, statuses for
     `applying`, lists of sessions for `listed`.
 
-    While `refusing`, no list of sessions succeeds, and `refused` is set by each that was tried.
+    While `refusing`, no list of sessions succeeds, and `refused` is set by each that was tried. While `full`,
+    no creation does.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -35,10 +36,13 @@ class LateClient(KubeClient):
         self.applying = asyncio.Event()
         self.applying.set()
         self.refusing = False
+        self.full = False
         self.refused = asyncio.Event()
 
     async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
         await self.creating.wait()
+        if self.full:
+            raise Unavailable("full")
         return await super().create(obj, deadline=deadline)
 
     async def apply(self, *arguments: Any, **options: Any) -> Any:

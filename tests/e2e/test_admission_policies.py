@@ -15,6 +15,7 @@ from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, ObjectMeta, Session, SessionTemplate, Uid
 from forktree.models.base import OwnerReference
 from forktree.models.fork import Branch, BranchExec, ForkSource, ForkSpec, SourceRef
+from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION
 from forktree.models.session import ForkRef, SessionSpec, TemplateRef
 from forktree.models.session_template import EnvSource, EnvVar, SecretKeyRef, SessionTemplateSpec
 from forktree_dev.control_plane import ControlPlane
@@ -181,6 +182,44 @@ async def test_no_agent_says_where_a_fork_is(accounts: Accounts) -> None:
     with pytest.raises(errors.Forbidden, match=STATUS_BY):
         routed = {"status": {"node": HERE}}
         await accounts.agent.merge_patch(Fork, accounts.namespace, "unrouted", routed, subresource="status")
+
+
+def born(accounts: Accounts, name: str = "born", node: str = HERE) -> Fork:
+    """A Fork as the agent writes it whose machines were there first."""
+    annotations = {BORN_ANNOTATION: "early-1", BORN_ON_ANNOTATION: node}
+    return Fork(
+        metadata=ObjectMeta(name=name, namespace=accounts.namespace, annotations=annotations),
+        spec=ForkSpec(source=ForkSource(session=SourceRef(name="root"))),
+    )
+
+
+async def test_only_an_agent_says_that_a_fork_was_made_on_its_node_before_its_object(
+    accounts: Accounts,
+) -> None:
+    for client in (accounts.user, accounts.admin, accounts.other_agent, accounts.nameless_agent):
+        with pytest.raises(errors.Forbidden, match="set only by the agent that makes a Fork for machines"):
+            await client.create(born(accounts))
+    made = await accounts.agent.create(born(accounts))
+    for client, where in (
+        (accounts.agent, THERE),
+        (accounts.other_agent, THERE),
+        (accounts.other_agent, HERE),
+        (accounts.nameless_agent, HERE),
+    ):
+        node = {"status": {"node": where}}
+        with pytest.raises(errors.Forbidden, match=r"status\.node of a Fork only"):
+            await client.merge_patch(Fork, accounts.namespace, "born", node, subresource="status")
+    for told in ({BORN_ON_ANNOTATION: THERE}, {BORN_ANNOTATION: None}, {BORN_ANNOTATION: "early-2"}):
+        for client in (accounts.user, accounts.agent, accounts.admin):
+            with pytest.raises(errors.Forbidden, match="never changed"):
+                await client.merge_patch(
+                    Fork, accounts.namespace, "born", {"metadata": {"annotations": told}}
+                )
+    other = {"metadata": {"annotations": {"example.org/mine": "yes"}}}
+    await accounts.user.merge_patch(Fork, accounts.namespace, "born", other)
+    here = {"status": {"node": HERE}}
+    routed = await accounts.agent.merge_patch(Fork, accounts.namespace, "born", here, subresource="status")
+    assert (routed.metadata.uid, routed.status.node) == (made.metadata.uid, HERE)
 
 
 async def test_orphaning_a_fork_leaves_its_child_as_a_root(accounts: Accounts) -> None:

@@ -19,6 +19,7 @@ from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.models import Fork, ForkPhase, ForkSpec, Reason, Session, SessionPhase
 from forktree.models.fork import Branch, BranchExec, ForkSource, Prune, Scorer, SourceRef
+from forktree_agent.control import forks
 from forktree_agent.control.control import Control
 from forktree_agent.engine.contract import Command, ExecResult, Owner
 from forktree_agent.journal import Journal, Json
@@ -168,7 +169,11 @@ async def shrunk(rig: ControlRig) -> None:
     )
 
 
-async def test_a_tree_grows_whole_whenever_control_dies(rig: ControlRig, mortal: MortalClient) -> None:
+@pytest.mark.parametrize("many", [forks.MANY_FORKS, 1], ids=["told-first", "told-with-children"])
+async def test_a_tree_grows_whole_whenever_control_dies(
+    rig: ControlRig, mortal: MortalClient, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(forks, "MANY_FORKS", many)  # As on a node that does nothing else, and on a busy one.
     deaths: list[str] = []
     for dies_at in range(1, MOST_STEPS):
         await rig.stop()

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from e2e.control_rig import ControlRig
-from forktree.models import Fork, ForkPhase, ForkSpec, Level, Mode, Reason, Session, SessionPhase
+from e2e.late_client import late_agent
+from forktree.kube.watching import Changed, watch
+from forktree.models import (
+    Fork,
+    ForkPhase,
+    ForkSpec,
+    Level,
+    Mode,
+    ObjectMeta,
+    Reason,
+    Session,
+    SessionPhase,
+    SessionSpec,
+)
 from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.fork import ForkSource, SourceRef
 from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
+from forktree.models.session import ForkRef
 from forktree.models.session_template import TreeLimits
+from forktree_agent.control.forks import MANY_FORKS
 from forktree_dev.control_plane import ControlPlane
 
 
@@ -268,3 +286,85 @@ async def test_machines_of_a_fork_that_cannot_be_noted_are_ended_and_it_fails(ri
     assert "journal" in (failed.status.message or "")
     await rig.machines(1)
     assert len(rig.host.orders) == 3
+
+
+async def test_of_many_forks_at_once_each_is_told_of_in_one_write(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    async with late_agent(rig) as late, told_phases(rig) as phases:
+        late.creating.clear()
+        for number in range(MANY_FORKS - 1):  # They run, and wait for their children's objects.
+            await rig.fork(f"first-{number}", session="one")
+            await rig.until(Fork, f"first-{number}", lambda each: each.status.phase is ForkPhase.RUNNING)
+        await rig.fork("last", session="one")
+        await rig.until(Fork, "last", lambda each: bool(each.metadata.owner_references))
+        await rig.eventually(lambda: len(rig.host.machines) == 1 + MANY_FORKS, lambda: rig.host.machines)
+        late.creating.set()
+        done = await rig.until(Fork, "last", lambda each: each.status.phase is ForkPhase.COMPLETE)
+        assert done.status.recorded == 1
+        for kind in (ConditionType.FORKED, ConditionType.READY, ConditionType.COMPLETE):
+            assert holds(done.status.conditions, kind)
+        await rig.eventually(lambda: ForkPhase.COMPLETE in phases["last"], lambda: phases)
+        assert set(phases["last"]) == {ForkPhase.PENDING, ForkPhase.COMPLETE}
+        assert ForkPhase.RUNNING in phases["first-0"]
+
+
+async def test_of_many_forks_one_whose_children_get_no_objects_is_said_to_run(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    async with late_agent(rig) as late:
+        late.creating.clear()
+        for number in range(MANY_FORKS - 1):
+            await rig.fork(f"first-{number}", session="one")
+            await rig.until(Fork, f"first-{number}", lambda each: each.status.phase is ForkPhase.RUNNING)
+        await rig.fork("last", session="one")
+        await rig.eventually(lambda: len(rig.host.machines) == 1 + MANY_FORKS, lambda: rig.host.machines)
+        late.full = True
+        late.creating.set()
+        told = await rig.until(Fork, "last", lambda each: each.status.phase is ForkPhase.RUNNING)
+        assert (told.status.ready, told.status.recorded) == (True, 0)
+        late.full = False
+        await rig.until(Fork, "last", lambda each: each.status.phase is ForkPhase.COMPLETE)
+
+
+async def test_a_fork_whose_children_have_objects_is_not_made_again_where_its_node_forgot_it(
+    rig: ControlRig,
+) -> None:
+    await rig.running_session("one")
+    await rig.stop()
+    fork = await rig.fork("split", session="one")
+    reference = ForkRef(name="split", uid=fork.metadata.uid, index=0)
+    child = Session(
+        metadata=ObjectMeta(
+            name=child_name("split", 0, fork.metadata.uid),
+            namespace=rig.namespace,
+            owner_references=(fork.owner_reference(),),
+        ),
+        spec=SessionSpec(fork_ref=reference, node_name=rig.settings.node_name),
+    )
+    await rig.agent.create(child)
+    await rig.start()
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert (failed.status.phase, failed.status.reason) == (ForkPhase.FAILED, Reason.MACHINE_LOST)
+    lost = await rig.until(Session, child.metadata.name, lambda each: each.status.phase.terminal)
+    assert lost.status.reason is Reason.MACHINE_LOST
+    assert len(rig.host.machines) == 1
+
+
+@asynccontextmanager
+async def told_phases(rig: ControlRig) -> AsyncGenerator[dict[str, list[ForkPhase]]]:
+    """What each version of each Fork says its phase is, by name, from now on."""
+    phases: defaultdict[str, list[ForkPhase]] = defaultdict(list)
+    listed = asyncio.Event()
+
+    async def follow() -> None:
+        async with aclosing(watch(rig.user, Fork, namespace=rig.namespace)) as events:
+            async for event in events:
+                if isinstance(event, Changed):
+                    phases[event.obj.metadata.name].append(event.obj.status.phase)
+                listed.set()
+
+    following = asyncio.create_task(follow())
+    try:
+        await listed.wait()
+        yield phases
+    finally:
+        following.cancel()

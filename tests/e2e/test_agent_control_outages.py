@@ -111,6 +111,28 @@ async def test_lists_that_fail_end_nothing(rig: ControlRig, flaky: FlakyClient) 
     assert len(rig.host.machines) == 1
 
 
+async def test_a_sweep_reads_again_only_what_has_changed(rig: ControlRig) -> None:
+    same, changed = await rig.running_session("same"), await rig.running_session("changed")
+    async with late_agent(rig) as late:
+        assert rig.control is not None
+        world = rig.control.world
+        await rig.eventually(lambda: len(world.sessions.all()) == 2, world.sessions.all)
+        before = world.sessions.get(same.metadata.uid)
+        late.telling.clear()  # From here on only a sweep can learn anything.
+        judged = {"spec": {"score": 7.0}}
+        await rig.user.merge_patch(Session, rig.namespace, "changed", judged)
+        late.listed.clear()
+        world.sweep_wanted.set()
+        await late.listing.wait()
+        late.listed.set()
+        await rig.until(Session, "changed", lambda each: each.status.score == 7.0)
+        after = world.sessions.get(changed.metadata.uid)
+        assert after is not None
+        assert after.spec.score == 7.0
+        assert world.sessions.get(same.metadata.uid) is before
+        late.telling.set()
+
+
 async def test_a_child_recorded_while_a_sweep_lists_keeps_its_machine(rig: ControlRig) -> None:
     await rig.running_session("root")
     async with late_agent(rig) as late:

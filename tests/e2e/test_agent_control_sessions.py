@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from e2e.control_rig import ControlRig
+from forktree.kube.errors import Invalid
 from forktree.models import BakePhase, Fork, ForkPhase, Reason, Session, SessionPhase, SessionTemplate
 from forktree.models.names import child_name
 from forktree.models.session_template import TreeLimits
 from forktree_agent.control.owners import owner_of
-from forktree_agent.engine.contract import EngineError, ImageNotFound, NeverReady, PinMismatch
+from forktree_agent.engine.contract import (
+    AtCapacity,
+    BaselineId,
+    EngineError,
+    ImageNotFound,
+    NeverReady,
+    PinMismatch,
+)
 from forktree_dev.control_plane import ControlPlane
 
 
@@ -89,6 +97,41 @@ async def test_a_baseline_outlives_a_restart_and_is_not_made_again(rig: ControlR
     await rig.restart()
     await rig.running_session("two")
     assert rig.engine.bakes == 0
+
+
+async def test_a_template_that_wants_some_in_wait_is_baked_at_once_and_may_change_its_mind(
+    rig: ControlRig,
+) -> None:
+    async def until_ready(count: int) -> None:
+        baseline = BaselineId("baseline-of-builtin:ahead")
+        await rig.eventually(lambda: rig.engine.ready.get(baseline) == count, lambda: rig.engine.ready)
+
+    name = (await rig.template("ahead", standby=2)).metadata.name
+    await until_ready(2)
+    await rig.until(SessionTemplate, name, lambda each: _phase(rig, each) is BakePhase.READY)
+    await rig.restart()
+    await until_ready(2)
+    assert rig.engine.bakes == 0
+    await rig.user.merge_patch(SessionTemplate, rig.namespace, name, {"spec": {"standby": 5}})
+    await until_ready(5)
+    with pytest.raises(Invalid, match="cannot be changed"):
+        await rig.user.merge_patch(SessionTemplate, rig.namespace, name, {"spec": {"image": "builtin:tiny"}})
+    await rig.user.merge_patch(SessionTemplate, rig.namespace, name, {"spec": {"standby": 0}})
+    await until_ready(0)
+
+
+async def test_a_template_that_could_not_be_baked_ahead_is_baked_when_a_root_comes(rig: ControlRig) -> None:
+    rig.engine.bake_error = AtCapacity("no room")
+    await rig.template("late", standby=1)
+    await rig.until(SessionTemplate, "late", lambda each: _phase(rig, each) is BakePhase.BAKING)
+    rig.engine.bake_error = None
+    await rig.running_session("one", "late")
+    assert rig.engine.ready[BaselineId("baseline-of-builtin:late")] == 1
+
+
+def _phase(rig: ControlRig, template: SessionTemplate) -> BakePhase | None:
+    entry = template.status.on(rig.settings.node_name)
+    return entry.phase if entry is not None else None
 
 
 async def test_a_template_no_longer_claims_a_baseline_that_a_reboot_took(rig: ControlRig) -> None:

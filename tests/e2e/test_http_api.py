@@ -27,7 +27,8 @@ from forktree.models import Fork, ForkNode, Level, Mode, Session
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.branch_logs import BranchLogs
 from forktree_agent.control.branch_reports import BranchReports
-from forktree_agent.control.facade import Facade
+from forktree_agent.control.facade import Facade, Known
+from forktree_agent.control.newborns import Newborns
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import owner_of
 from forktree_agent.control.records import Limits, Lineage, Records, SessionRecord
@@ -41,6 +42,8 @@ from forktree_agent.engine.contract import (
     Machine,
     MachineGone,
     MachineId,
+    MemoryUse,
+    Owner,
     TreeId,
 )
 from forktree_agent.http import certificates
@@ -79,13 +82,30 @@ class ScriptedEngine:
         self.answering: Answering = echo
         self.executed: list[MachineId] = []
 
-    def machines(self) -> tuple[Machine, ...]:
-        return tuple(self.running.values())
+    def machine_of(self, owner: Owner) -> Machine | None:
+        return next((each for each in self.running.values() if each.owner == owner), None)
+
+    async def answered(self, machine: MachineId, *, deadline: float) -> float | None:
+        return None
 
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
         self.executed.append(machine)
         assert deadline > asyncio.get_running_loop().time() + command.timeout_seconds
         return await self.answering(command)
+
+    async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
+        assert machine in {each.id for each in self.running.values()}
+        return MemoryUse(unique_bytes=5 << 20, shared_bytes=7 << 20)
+
+
+class ByObject:
+    """A node that forks nothing before its object is there."""
+
+    async def fork(self, *_: object, **__: object) -> None:
+        return None
+
+    async def recorded(self, namespace: str, name: str) -> None:
+        return None
 
 
 @dataclass(kw_only=True)
@@ -256,7 +276,8 @@ async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
     )
     branches = BranchReports(records, BranchLogs.opened(tmp_path / "logs", set()))
     activity = Activity(time.monotonic)
-    facade = Facade(NODE, cast("Engine", engine), sessions, records, activity=activity, branches=branches)
+    known = Known(sessions=sessions, templates=Store(), records=records, newborns=Newborns())
+    facade = Facade(NODE, cast("Engine", engine), known, ByObject(), activity=activity, branches=branches)
     listener = Listener(
         host="127.0.0.1", port=0, names=("127.0.0.1", "localhost"), tls_directory=tmp_path / "tls"
     )
@@ -497,12 +518,12 @@ async def far(stage: Stage, tmp_path: Path) -> AsyncIterator[str]:
     await kubectl.run("delete", "node", "far-node")
 
 
-@pytest.mark.parametrize("what", ["exec", "fork"])
+@pytest.mark.parametrize(("method", "what"), [("POST", "exec"), ("POST", "fork"), ("GET", "memory")])
 async def test_a_request_about_another_nodes_session_goes_to_the_address_that_its_agent_published(
-    stage: Stage, far: str, what: str
+    stage: Stage, far: str, method: str, what: str
 ) -> None:
-    body = {"argv": ["x"]} if what == "exec" else {}
-    status, refused = await stage.ask("POST", f"/sessions/{far}/{what}", body)
+    body = {"exec": {"argv": ["x"]}, "fork": {}}.get(what)
+    status, refused = await stage.ask(method, f"/sessions/{far}/{what}", body)
     assert (status, refused["code"]) == (421, "wrong_node")
     assert refused["message"] == "session far is on node far-node: the address of its agent is not known"
 
@@ -512,7 +533,7 @@ async def test_a_request_about_another_nodes_session_goes_to_the_address_that_it
     await stage.admin.apply(
         ForkNode, None, "far-node", {"status": told}, manager="test", subresource="status"
     )
-    status, refused = await stage.ask("POST", f"/sessions/{far}/{what}", body)
+    status, refused = await stage.ask(method, f"/sessions/{far}/{what}", body)
     assert (status, refused["code"]) == (502, "upstream_error")
     assert "node far-node, where session far is, does not answer at https://127.0.0.1:9" in refused["message"]
     await stage.admin.delete(ForkNode, None, "far-node")
@@ -557,6 +578,19 @@ async def test_another_nodes_session_is_read_and_deleted_without_its_agent(stage
     assert (await stage.ask("GET", f"/sessions/{far}"))[1]["node"] == "far-node"
     assert [each["session_id"] for each in (await stage.ask("GET", "/sessions"))[1]] == [far]
     assert (await stage.ask("DELETE", f"/sessions/{far}"))[0] == 200
+
+
+async def test_what_memory_a_session_takes_is_told_and_of_one_that_does_not_run_why_not(stage: Stage) -> None:
+    await stage.session_here("here")
+    told = {"session_id": "here", "unique_bytes": 5 << 20, "shared_bytes": 7 << 20}
+    assert await stage.ask("GET", "/sessions/here/memory") == (200, told)
+    await stage.session("coming", phase="Starting", ready=False)
+    status, body = await stage.ask("GET", "/sessions/coming/memory")
+    assert (status, body["code"]) == (409, "not_ready")
+    await stage.session("over", phase="Released", ready=False)
+    status, body = await stage.ask("GET", "/sessions/over/memory")
+    assert (status, body["code"]) == (410, "session_gone")
+    assert (await stage.ask("GET", "/sessions/none/memory"))[1]["code"] == "no_such_session"
 
 
 async def test_a_command_for_an_ended_session_is_told_how_it_ended(stage: Stage) -> None:

@@ -26,8 +26,10 @@ async def test_a_session_is_opened_forked_and_pruned_over_http_alone(whole: Whol
     assert (await whole.post("sessions", {"template_id": "tiny", "name": "trunk"}))[0] == 200
     await whole.sh("trunk", "echo from the trunk > /tmp/file")
 
-    status, forked = await whole.post("sessions/trunk/fork", {"replicas": 2, "name": "twice"})
+    wanted: dict[str, object] = {"replicas": 2, "name": "twice"}
+    status, forked = await whole.post("sessions/trunk/fork?record=wait", wanted)
     assert status == 201, forked
+    assert forked["recorded"] is True
     assert forked["fork_id"] == "twice"
     assert 0 < forked["pause_time_ms"] <= forked["ready_time_ms"] <= forked["total_time_ms"]
     children = [child["session_id"] for child in forked["children"]]

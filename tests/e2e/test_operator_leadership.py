@@ -76,6 +76,19 @@ async def test_a_leader_whose_lease_is_taken_stops_and_asks_for_a_restart(rig: O
     assert await leader(rig) == "usurper"
 
 
+async def test_a_dead_leaders_lease_is_taken_when_it_runs_out_and_not_a_pause_later(rig: OperatorRig) -> None:
+    patient = Leadership(
+        rig.client, namespace=provisioning.SYSTEM_NAMESPACE, identity="patient", lease_seconds=600
+    )
+    await patient.acquire(asyncio.Event())
+    dead = LeaseSpec(holder_identity="dead", lease_duration_seconds=1, renew_time=datetime.now(UTC))
+    await rig.client.merge_patch(Lease, provisioning.SYSTEM_NAMESPACE, LEASE_NAME, {"spec": dead.to_json()})
+    async with asyncio.timeout(60):  # Two minutes are a pause of one whose own Lease holds for ten.
+        assert await patient.acquire(asyncio.Event())
+    assert await leader(rig) == "patient"
+    await patient.release()
+
+
 async def test_only_one_of_many_that_ask_together_gets_the_lease(rig: OperatorRig) -> None:
     await rig.plane.kubectl.run(
         "delete", "lease", LEASE_NAME, "--namespace", provisioning.SYSTEM_NAMESPACE, "--ignore-not-found"

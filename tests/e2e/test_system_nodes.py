@@ -180,9 +180,13 @@ async def test_any_agent_answers_for_the_sessions_of_all(pair: Pair) -> None:
             assert status == 201, forked
             assert (forked["parent_session_id"], forked["template_id"]) == (root, "tiny")
             child = forked["session_id"]
-            assert (await pair.user.status("session", child))["node"] == there
-            # By way of the agent that has neither.
+            # By way of the agent that has neither, and before there need be an object to say where it is.
             assert node in await whole.sh(child, "cat /tmp/asked")
+            async with asyncio.timeout(SECONDS):
+                while f"session/{child}" not in await pair.user.names():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            await pair.user.ready("session", child)
+            assert (await pair.user.status("session", child))["node"] == there
             status, answer = await whole.post("sessions/none/exec", {"command": "true"})
             assert (status, answer["code"]) == (404, "no_such_session")
             status, answer = await whole.post(f"sessions/{root}/exec", {"argv": ["/no/such"]})

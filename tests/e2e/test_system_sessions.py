@@ -88,6 +88,17 @@ async def test_a_command_under_way_is_asked_for_by_its_id_in_each_child(whole: W
     assert (code, ended["id"], ended["stdout"]) == (200, "work", "before\nroot\nafter\n")
 
 
+async def test_each_session_says_what_memory_is_its_own_and_what_it_shares(whole: Whole) -> None:
+    await whole.template()
+    await whole.session("root")
+    writer, sibling = await whole.forked("pair", replicas=2)
+    await whole.sh(writer, "head -c 16777216 /dev/urandom > /tmp/written")
+    await whole.sh(sibling, "head -c 16384 /dev/urandom > /tmp/written")
+    told = [(await whole.get(f"sessions/{name}/memory"))[1] for name in (writer, sibling)]
+    assert told[0]["unique_bytes"] > told[1]["unique_bytes"] + (10 << 20)
+    assert min(each["shared_bytes"] for each in told) > 16 << 20
+
+
 async def test_hooks_are_run_around_each_fork_and_one_that_fails_fails_it(whole: Whole) -> None:
     script = 'test ! -e /tmp/broken; echo "$FORKTREE_SESSION $FORKTREE_SEED" >> /tmp/post'
     await whole.template(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -134,9 +135,18 @@ class Whole:
         return stdout
 
     def machines(self) -> set[int]:
-        """Process ids of all QEMUs that the node's keeper has."""
+        """Process ids of all QEMUs that the node's keeper has, but for those that wait for a fork to come."""
         assert self.node.keeper.pid is not None
-        return children_of(self.node.keeper.pid)
+        return {pid for pid in children_of(self.node.keeper.pid) if not self._waits(pid)}
+
+    def _waits(self, pid: int) -> bool:
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            name = arguments[arguments.index(b"-name") + 1].decode().partition(",")[0]
+            record = self.node.machine_dir / "journal" / "machine" / f"{name.removeprefix('forktree-')}.json"
+            return bool(json.loads(record.read_text())["record"]["waiting"])
+        except (OSError, ValueError, KeyError):
+            return False
 
     async def machines_are(self, expected: set[int]) -> None:
         """Wait until exactly these machines run."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from forktree.models import Level, Mode
@@ -34,6 +34,7 @@ from forktree_agent.engine.contract import (
     MachineId,
     MachinePaused,
     MemoryLimit,
+    MemoryUse,
     Owner,
     ParentLost,
     Point,
@@ -65,6 +66,8 @@ class FakeHost:
         default_factory=dict[MachineId, dict[str, ExecResult]]
     )
     """Commands that can be attached to, all of them ended."""
+    given: dict[Owner, Owner] = field(default_factory=dict[Owner, Owner])
+    """What machines that were given away were called before."""
     exits: list[MachineExit] = field(default_factory=list[MachineExit])
     """Of machines that ended while no agent ran."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -95,9 +98,16 @@ class FakeEngine:
         self.bakes = 0
         self.shapes: list[Shape] = []
         """Of every bake that was asked for."""
+        self.ready: dict[BaselineId, int] = {}
+        """What was last asked to be kept ready for roots."""
         self.go_on = asyncio.Event()
         """Cleared, forks and bakes wait in their midst."""
         self.go_on.set()
+        self.identities = asyncio.Event()
+        """Cleared, no child of a fork that did not wait for it answers its identity."""
+        self.identities.set()
+        self.mute: set[str] = set()
+        """Host names of children that never do, and are ended for it."""
         self.waiting = asyncio.Event()
         """A fork or bake waits for `go_on`."""
         self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
@@ -147,6 +157,7 @@ class FakeEngine:
         limits: TreeLimits,
         *,
         hooks: Hooks = NO_HOOKS,
+        answered: bool = True,
         deadline: float,
     ) -> ForkResult:
         self.host.hooks.append(hooks)
@@ -160,9 +171,31 @@ class FakeEngine:
         children = self._start(orders, limits, source.baseline)
         self.host.points[point.id] = point
         self.hook("forked")
+        ready_ms = 9.0 if answered else None
         return ForkResult(
-            point=point, children=children, clocks=ForkClocks(pause_ms=2.0, fork_ms=4.0, ready_ms=9.0)
+            point=point, children=children, clocks=ForkClocks(pause_ms=2.0, fork_ms=4.0, ready_ms=ready_ms)
         )
+
+    async def answered(self, machine: MachineId, *, deadline: float) -> float | None:
+        hostname = self._hostname(self._there(machine).owner)
+        async with asyncio.timeout_at(deadline):
+            await self.identities.wait()
+        if hostname in self.mute and machine in self.host.machines:
+            self.kill(self._there(machine).owner, "it did not answer to its identity")
+            raise MachineGone("it did not answer to its identity")
+        self._there(machine)
+        return 9.0
+
+    def give(self, owners: Mapping[Owner, Owner]) -> None:
+        self.hook("give")
+        for machine in self.machines():
+            if machine.owner in owners:
+                self.host.machines[machine.id] = replace(machine, owner=owners[machine.owner])
+                self.host.given[owners[machine.owner]] = machine.owner
+                self.hook("given")
+        for point in self.points():
+            if point.owner in owners:
+                self.host.points[point.id] = replace(point, owner=owners[point.owner])
 
     async def branch(
         self,
@@ -186,7 +219,11 @@ class FakeEngine:
             point=held, children=children, clocks=ForkClocks(pause_ms=None, fork_ms=3.0, ready_ms=8.0)
         )
 
+    def keep_ready(self, baseline: BaselineId, count: int) -> None:
+        self.ready[baseline] = count
+
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
+        await self.answered(machine, deadline=deadline)
         owner = self._there(machine).owner
         if self._there(machine).paused:
             raise MachinePaused(f"machine {machine} is paused")
@@ -232,8 +269,17 @@ class FakeEngine:
     def machines(self) -> tuple[Machine, ...]:
         return tuple(self.host.machines.values())
 
+    def machine_of(self, owner: Owner) -> Machine | None:
+        return next((each for each in self.machines() if each.owner == owner), None)
+
     def points(self) -> tuple[Point, ...]:
         return tuple(self.host.points.values())
+
+    def point_of(self, owner: Owner) -> Point | None:
+        return next((each for each in self.points() if each.owner == owner), None)
+
+    def holds(self, point: PointId) -> bool:
+        return point in self.host.points
 
     async def exits(self) -> AsyncIterator[MachineExit]:
         while True:
@@ -243,11 +289,20 @@ class FakeEngine:
         reserved = len(self.host.machines) * MACHINE_BYTES
         return Usage(capacity_bytes=self.capacity * MACHINE_BYTES, reserved_bytes=reserved)
 
+    async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
+        if machine not in self.host.machines:
+            raise MachineGone(f"no machine {machine}")
+        return MemoryUse(unique_bytes=MACHINE_BYTES, shared_bytes=0)
+
     def kill(self, owner: Owner, text: str = "killed by signal 9 (SIGKILL)") -> None:
         """End a machine as if by itself."""
         machine = next(each for each in self.machines() if each.owner == owner)
         del self.host.machines[machine.id]
         self._exits.put_nowait(MachineExit(machine=machine.id, owner=owner, text=text))
+
+    def _hostname(self, owner: Owner) -> str | None:
+        born_as = self.host.given.get(owner, owner)
+        return next((each.hostname for each in self.host.orders if each.owner == born_as), None)
 
     async def _pause(self) -> None:
         if not self.go_on.is_set():

@@ -130,6 +130,19 @@ async def test_after_a_burst_they_come_at_an_even_pace(server: ScriptedServer) -
     assert [body["note"] for body in bodies] == [str(number) for number in range(8)]
 
 
+async def test_many_forks_are_not_all_told_of_and_keep_no_other_news_waiting(server: ScriptedServer) -> None:
+    bodies: list[dict[str, object]] = []
+    server.script += [takes(bodies)] * 3
+    async with server.client() as client:
+        announcer = Announcer(client, reporter="r", instance="i", writes_at_once=2)
+        for number in range(100):
+            announcer.say(Subject.of(fork()), EventReason.FORKED, str(number))
+        announcer.say(Subject.of(fork()), EventReason.REJECTED, "no room")
+        assert announcer.dropped == 98
+        await written(server, announcer, 3)
+    assert [body["note"] for body in bodies] == ["0", "1", "no room"]
+
+
 def test_a_note_is_cut_where_the_api_server_would_refuse_it() -> None:
     assert shortened("short") == "short"
     cut = shortened("ü" * NOTE_BYTES)

@@ -132,7 +132,9 @@ def test_answers_leave_out_what_is_not_set() -> None:
         "age_secs": 1.0,
         "reason": "Internal",
     }
-    checkpoint = SessionForked(parent_session_id="a", template_id="t", fork_id="f", total_time_ms=2)
+    checkpoint = SessionForked(
+        parent_session_id="a", template_id="t", fork_id="f", recorded=True, total_time_ms=2
+    )
     assert "session_id" not in json.loads(encode(checkpoint))
 
 

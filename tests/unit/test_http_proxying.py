@@ -165,6 +165,12 @@ async def test_nothing_but_the_token_and_the_plain_body_of_a_caller_goes_on(
     assert (headers["Content-Type"], headers["Accept-Encoding"]) == ("application/json", "identity")
 
 
+async def test_the_key_that_makes_a_call_repeatable_goes_along(front: Front, owner: Owner) -> None:
+    await front.ask(owner.node(), headers={"Idempotency-Key": "once"})
+    ((_, _, headers, _),) = owner.seen
+    assert headers["Idempotency-Key"] == "once"
+
+
 async def test_the_body_of_a_request_that_takes_none_is_not_waited_for_for_ever(
     front: Front, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

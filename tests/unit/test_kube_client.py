@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from forktree.kube import errors
-from forktree.models import ObjectMeta, Session, Uid
+from forktree.models import ObjectMeta, Session, SessionPhase, SessionStatus, Uid
 from forktree.models.session import SessionSpec, TemplateRef
 from unit.api_server import ScriptedServer, listing, refuses, says, session
 
@@ -104,6 +104,32 @@ async def test_patches_say_which_kind_they_are(server: ScriptedServer) -> None:
     assert merge.headers["Content-Type"] == "application/merge-patch+json"
     assert apply.headers["Content-Type"] == "application/apply-patch+yaml"
     assert dict(apply.query) == {"fieldManager": "me", "force": "true"}
+
+
+async def test_a_status_is_replaced_whole_where_its_version_holds(server: ScriptedServer) -> None:
+    bodies: list[object] = []
+
+    async def echo(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return await says(session("a", 2, phase="Running"))(request)
+
+    server.script += [says(session("a", 1, message="gone")), echo]
+    async with server.client() as client:
+        before = await client.get(Session, "default", "a")
+        after = await client.replace_status(before, SessionStatus(phase=SessionPhase.RUNNING, node="n"))
+    assert (server.seen[1].method, server.seen[1].path) == (
+        "PUT",
+        "/apis/forktree.dev/v1alpha1/namespaces/default/sessions/a/status",
+    )
+    assert bodies == [
+        {
+            "apiVersion": "forktree.dev/v1alpha1",
+            "kind": "Session",
+            "metadata": {"name": "a", "namespace": "default", "uid": "uid-a", "resourceVersion": "1"},
+            "status": SessionStatus(phase=SessionPhase.RUNNING, node="n").to_json(),
+        }
+    ]
+    assert after.metadata.resource_version == "2"
 
 
 async def test_refusal_has_the_servers_own_sentence(server: ScriptedServer) -> None:

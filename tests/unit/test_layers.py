@@ -11,10 +11,13 @@ from forktree_agent.engine.microvm.layers import (
     MAX_MAPPINGS,
     PAGE_BYTES,
     RUN_BYTES,
+    SHORT_RUN_PAGES,
+    TARGET_RUNS,
     Run,
     check_mappings,
     layer_bytes,
     mappings_with,
+    short_runs,
     whole_pages,
 )
 
@@ -55,3 +58,13 @@ def test_too_many_mappings_are_refused_by_their_worst_case(mappings: int, runs: 
             check_mappings(wanted)
     else:
         check_mappings(wanted)
+
+
+def test_short_runs_are_copied_only_where_there_are_too_many_runs() -> None:
+    def runs(count: int, pages: int) -> list[Run]:
+        return [Run(i * 10, pages, i * PAGE_BYTES) for i in range(count)]
+
+    assert short_runs(runs(TARGET_RUNS, 1)) == 0
+    assert short_runs(runs(TARGET_RUNS + 1, 1)) == TARGET_RUNS + 1
+    assert short_runs(runs(TARGET_RUNS + 1, SHORT_RUN_PAGES)) == 0
+    assert short_runs([*runs(TARGET_RUNS, SHORT_RUN_PAGES), Run(1, SHORT_RUN_PAGES - 1, 0)]) == 1

@@ -28,8 +28,8 @@ SESSION_ALLOWED = {
     "Paused": {"Running", "Failed", "Released"},
 }
 FORK_ALLOWED = {
-    "Pending": {"Forking", "Running", "Failed"},
-    "Forking": {"Running", "Failed"},
+    "Pending": {"Forking", "Running", "Complete", "Failed"},
+    "Forking": {"Running", "Complete", "Failed"},
     "Running": {"Complete", "Failed"},
 }
 BAKE_ALLOWED = {"Baking": {"Ready", "Failed"}, "Ready": {"Baking"}, "Failed": {"Baking"}}

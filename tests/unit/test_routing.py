@@ -9,6 +9,7 @@ import pytest
 from forktree.models.base import ObjectMeta, Uid
 from forktree.models.conditions import Condition, ConditionStatus, ConditionType
 from forktree.models.fork import Fork, ForkSource, ForkSpec, ForkStatus, SourceRef
+from forktree.models.names import BORN_ON_ANNOTATION
 from forktree.models.reasons import ForkPhase, Reason, SessionPhase
 from forktree.models.session import Session, SessionSpec, SessionStatus, TemplateRef
 from forktree_operator.decide.actions import Action, Ignore, Place, Reject, Wait
@@ -197,6 +198,24 @@ def test_a_source_that_is_not_ready_is_waited_for_up_to_a_limit(
     assert ask(asked, source, agent=agent, after_seconds=300) == Reject(
         Reason.DEADLINE_EXCEEDED, f"waited 300 s for the source: {sentence}"
     )
+
+
+@pytest.mark.parametrize(
+    ("agent", "after_seconds", "expected"),
+    [
+        (AgentState.FRESH, 0.0, Wait(again_seconds=10.0)),
+        (AgentState.STALE, 200.0, Wait(again_seconds=10.0)),
+        (AgentState.LOST, 0.0, Place("n7")),
+        (AgentState.FRESH, 301.0, Place("n7")),
+    ],
+)
+def test_a_fork_whose_machines_were_there_first_is_left_to_its_agent_as_long_as_that_can_say_so(
+    agent: AgentState, after_seconds: float, expected: Action
+) -> None:
+    asked = of_session()
+    born = asked.metadata.model_copy(update={"annotations": {BORN_ON_ANNOTATION: "n7"}})
+    early = asked.model_copy(update={"metadata": born})
+    assert ask(early, None, agent=agent, after_seconds=after_seconds) == expected
 
 
 def test_a_short_silence_of_the_agent_holds_nothing_up() -> None:

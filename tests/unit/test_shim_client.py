@@ -12,6 +12,7 @@ import pytest
 from forktree_agent.engine.contract import MachineGone
 from forktree_agent.engine.microvm.shim import (
     MAX_STRAY_REPLIES,
+    VERSION,
     NoShim,
     Op,
     RamHalfMapped,
@@ -54,8 +55,9 @@ def soon() -> float:
     return asyncio.get_running_loop().time() + SECONDS
 
 
-def stat_reply(request_id: int, mappings: int, private_pages: int) -> bytes:
-    return struct.pack("<HHIIiQQ", 1, Op.STAT, request_id, 0, 0, mappings, private_pages)
+def stat_reply(request_id: int, mappings: int, private_pages: int, written_pages: int = 0) -> bytes:
+    numbers = (mappings, private_pages, written_pages)
+    return struct.pack("<HHIIiQQQ", VERSION, Op.STAT, request_id, 0, 0, *numbers)
 
 
 async def test_answers_to_questions_of_others_are_passed_over(
@@ -67,8 +69,8 @@ async def test_answers_to_questions_of_others_are_passed_over(
         mine = await impostor.asked()
         impostor.say(stat_reply(mine - 1, 1, 1))
         impostor.say(stat_reply(mine ^ 0x80000000, 2, 2))
-        impostor.say(stat_reply(mine, 3, 4))
-    assert stat.result() == Stat(mappings=3, private_pages=4)
+        impostor.say(stat_reply(mine, 3, 4, 2))
+    assert stat.result() == Stat(mappings=3, private_pages=4, written_pages=2)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ async def test_answers_to_questions_of_others_are_passed_over(
     [
         pytest.param("", id="too-short"),
         pytest.param("<HHIIi", id="no-body"),
-        pytest.param("<HHIIiQQI", id="too-long"),
+        pytest.param("<HHIIiQQQI", id="too-long"),
     ],
 )
 async def test_what_is_no_answer_is_not_believed(
@@ -96,7 +98,7 @@ async def test_what_is_no_answer_is_not_believed(
             await client.stat(deadline=soon())
 
 
-@pytest.mark.parametrize(("version", "status"), [(2, 0), (1, 10), (1, 2**32 - 1)])
+@pytest.mark.parametrize(("version", "status"), [(VERSION - 1, 0), (VERSION, 11), (VERSION, 2**32 - 1)])
 async def test_another_version_and_unknown_refusals_are_not_believed(
     ends: tuple[socket.socket, socket.socket], version: int, status: int
 ) -> None:
@@ -116,7 +118,7 @@ async def test_every_refusal_is_a_sentence(ends: tuple[socket.socket, socket.soc
     client, impostor = ShimClient(ends[0]), Impostor(ends[1])
 
     async def answer() -> None:
-        impostor.say(struct.pack("<HHIIiQ", 1, Op.STAT, await impostor.asked(), status, 12, 3))
+        impostor.say(struct.pack("<HHIIiQ", VERSION, Op.STAT, await impostor.asked(), status, 12, 3))
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(answer())

@@ -20,12 +20,14 @@ from forktree_agent.engine.microvm.shim import (
     decode_number,
     decode_reply,
     decode_stat,
+    encode_allocate,
     encode_dump,
     encode_hello,
     encode_map_run,
     encode_map_table,
     encode_prepare,
     encode_request,
+    encode_stat,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "shim_packets.txt"
@@ -39,6 +41,7 @@ REFUSALS = {
     "no_layer": Status.NO_LAYER,
     "os": Status.OS,
     "half_mapped": Status.HALF_MAPPED,
+    "not_tracked": Status.NOT_TRACKED,
 }
 
 
@@ -69,12 +72,18 @@ def test_requests_are_the_golden_packets() -> None:
 
     requests = {
         "hello": (Op.HELLO, encode_hello(*fields("hello", "ram_bytes"))),
-        "map_table": (Op.MAP_TABLE, encode_map_table(*fields("map_table", "table_offset", "runs"))),
+        "map_table": (
+            Op.MAP_TABLE,
+            encode_map_table(*fields("map_table", "table_offset", "runs", "copy_below")),
+        ),
         "map_run": (Op.MAP_RUN, encode_map_run(Run(*fields("map_run", "page", "pages", "offset")))),
         "prepare": (Op.PREPARE, encode_prepare(*fields("prepare", "bytes"))),
-        "dump": (Op.DUMP, encode_dump(*fields("dump", "gap_pages", "target_runs"))),
+        "dump": (Op.DUMP, encode_dump(*fields("dump", "gap_pages", "target_runs", "since", "mark"))),
         "finish": (Op.FINISH, b""),
-        "stat": (Op.STAT, b""),
+        "stat": (Op.STAT, encode_stat(*fields("stat", "since"))),
+        "arm": (Op.ARM, encode_stat(*fields("arm", "since"))),
+        "track": (Op.TRACK, b""),
+        "allocate": (Op.ALLOCATE, encode_allocate(*fields("allocate", "offset", "bytes"))),
     }
     for name, (op, body) in requests.items():
         line = LINES[name]
@@ -94,12 +103,15 @@ def test_replies_are_read_from_the_golden_packets() -> None:
 
     assert decode_number(body("ready")) == LINES["ready"].fields["vmas"]
     assert decode_number(body("mapped")) == LINES["mapped"].fields["vmas"]
-    assert body("prepared") == b""
+    assert body("prepared") == body("tracked") == body("allocated") == b""
     assert decode_dump(body("dumped")) == Dump(**fields("dumped"))
     assert decode_number(body("finished")) == LINES["finished"].fields["bytes"]
+    assert decode_number(body("armed")) == LINES["armed"].fields["written_pages"]
     counted = fields("counted")
     assert decode_stat(body("counted")) == Stat(
-        mappings=counted["vmas"], private_pages=counted["private_pages"]
+        mappings=counted["vmas"],
+        private_pages=counted["private_pages"],
+        written_pages=counted["written_pages"],
     )
 
 

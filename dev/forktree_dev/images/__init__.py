@@ -4,6 +4,6 @@ Everything comes from Debian packages and this checkout, is made once and kept i
 of what it was made from.
 """
 
-from forktree_dev.images.guest_directory import IMAGES, guest_directory
+from forktree_dev.images.guest_directory import IMAGES, STANDARD, guest_directory
 
-__all__ = ["IMAGES", "guest_directory"]
+__all__ = ["IMAGES", "STANDARD", "guest_directory"]

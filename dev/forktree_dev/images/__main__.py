@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from forktree_dev.images import IMAGES, guest_directory
+from forktree_dev.images import IMAGES, STANDARD, guest_directory
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m forktree_dev.images", description=__doc__)
     parser.add_argument(
-        "--name", choices=[*IMAGES, "all"], default="all", help="the image (default: all of them)"
+        "--name",
+        choices=[*IMAGES, "standard"],
+        default="standard",
+        help="the image (default: all but large ones)",
     )
     name: str = parser.parse_args().name
-    print(guest_directory(list(IMAGES) if name == "all" else [name]))
+    print(guest_directory(STANDARD if name == "standard" else [name]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,13 @@ IMAGES: Mapping[str, Callable[[], Path]] = {
     "tiny": root_file_systems.tiny,
     "python": root_file_systems.python,
     "gym": root_file_systems.gym,
+    "atari": root_file_systems.atari,
+    "browser": root_file_systems.browser,
 }
 """What can be made, by the name that templates use for it (`builtin:NAME`)."""
+
+STANDARD: Sequence[str] = tuple(name for name in IMAGES if name != "browser")
+"""What is made on every machine that is set up. Others are large, and made by what first asks for them."""
 
 
 def guest_directory(names: Sequence[str]) -> Path:

@@ -12,18 +12,20 @@ from functools import partial
 from pathlib import Path
 
 from forktree_dev import cache
+from forktree_dev.images import atari as games
 from forktree_dev.images import debian
 from forktree_dev.images import gym as guest
 
 _SUITE = "bookworm"
 _PYTHON_PACKAGES = ("python3", "python3-numpy")
-_GYM_PACKAGES = ("python3", "libstdc++6")
-"""NumPy's wheel brings all its libraries but the C++ one."""
-_GYM_LIBRARIES = "usr/local/lib/python3.11/dist-packages"
+_WHEEL_PACKAGES = ("python3", "libstdc++6")
+"""NumPy's and the emulator's wheels bring all their libraries but the C++ one."""
+_BROWSER_PACKAGES = ("chromium-headless-shell", "python3")
+_WHEELS = "usr/local/lib/python3.11/dist-packages"
 """Where Debian's Python looks for what does not come from Debian."""
-_GYM_PLATFORM = ("--python-version=3.11", "--implementation=cp", "--platform=manylinux_2_28_x86_64")
-_GYM_NEEDLESS = ("**/tests", "**/include", "**/*.pyi", "**/*.pxd", "bin", "numpy/f2py", "numpy/distutils")
-"""In the libraries: what is for building against them and for testing them."""
+_WHEEL_PLATFORM = ("--python-version=3.11", "--implementation=cp", "--platform=manylinux_2_28_x86_64")
+_WHEEL_NEEDLESS = ("**/tests", "**/include", "**/*.pyi", "**/*.pxd", "bin", "numpy/f2py", "numpy/distutils")
+"""In the wheels: what is for building against them and for testing them."""
 _EPOCH = "1767225600"
 """What the time of every file is, seconds since 1970, so that equal input gives equal bytes."""
 _UUID = "7f0c2a52-6c2f-4f0e-9d6c-2b5d1f0a9e11"
@@ -72,8 +74,20 @@ def python() -> Path:
 
 def gym() -> Path:
     """Debian's Python with Gymnasium and NumPy, and an environment program that can be asked by a command."""
-    inputs = [*_debian_inputs(_GYM_PACKAGES), guest.REQUIREMENTS, *guest.PROGRAMS.values()]
+    inputs = [*_debian_inputs(_WHEEL_PACKAGES), guest.REQUIREMENTS, *guest.PROGRAMS.values()]
     return _image("gym", inputs, _make_gym, "making image gym (a minute)")
+
+
+def atari() -> Path:
+    """Debian's Python with the Arcade Learning Environment and its games."""
+    inputs = [*_debian_inputs(_WHEEL_PACKAGES), games.REQUIREMENTS]
+    return _image("atari", inputs, _make_atari, "making image atari (a minute)")
+
+
+def browser() -> Path:
+    """Chromium without a screen, and Python."""
+    inputs = _debian_inputs(_BROWSER_PACKAGES)
+    return _image("browser", inputs, _make_browser, "making image browser (2 minutes, half a gigabyte)")
 
 
 def _debian_inputs(packages: Sequence[str]) -> list[str | Path]:
@@ -114,19 +128,34 @@ def _make_python(root: Path) -> None:
 
 
 def _make_gym(root: Path) -> None:
-    _bootstrap(root, _GYM_PACKAGES)
-    libraries = root / _GYM_LIBRARIES
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-compile"]
-    # All are named, with their hashes: nothing is looked for, and nothing else can come.
-    pinned = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={guest.REQUIREMENTS}"]
-    subprocess.run([*install, *pinned, *_GYM_PLATFORM, f"--target={libraries}"], check=True)
-    for pattern in _GYM_NEEDLESS:
-        for path in list(libraries.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _bootstrap(root, _WHEEL_PACKAGES)
+    _install_wheels(root, guest.REQUIREMENTS)
     for command, source in guest.PROGRAMS.items():
         shutil.copyfile(source, root / "usr/local/bin" / command)
         (root / "usr/local/bin" / command).chmod(0o755)
-    _finish(root, f"/{_GYM_LIBRARIES}")
+    _finish(root, f"/{_WHEELS}")
+
+
+def _make_atari(root: Path) -> None:
+    _bootstrap(root, _WHEEL_PACKAGES)
+    _install_wheels(root, games.REQUIREMENTS)
+    _finish(root, f"/{_WHEELS}")
+
+
+def _make_browser(root: Path) -> None:
+    _bootstrap(root, _BROWSER_PACKAGES)
+    _finish(root)
+
+
+def _install_wheels(root: Path, requirements: Path) -> None:
+    libraries = root / _WHEELS
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-compile"]
+    # All are named, with their hashes: nothing is looked for, and nothing else can come.
+    pinned = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={requirements}"]
+    subprocess.run([*install, *pinned, *_WHEEL_PLATFORM, f"--target={libraries}"], check=True)
+    for pattern in _WHEEL_NEEDLESS:
+        for path in list(libraries.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _bootstrap(root: Path, packages: Sequence[str]) -> None:

@@ -79,6 +79,8 @@ class Bakes:
         self._held: dict[Uid, Baseline] = {}
         self._adopted: dict[BaselineId, Baseline] = {}
         self._running: dict[Uid, asyncio.Task[Baseline | Exception]] = {}
+        self._wanted_ahead: dict[Uid, int] = {}
+        """Of templates that were to be baked before anybody asked: how many they wanted in wait then."""
         self._entries: dict[Uid, BakedNode | None] = {}
         """What this node's entry in a template's status should be; None: there should be none."""
         self._reports = Workers("template", tasks)
@@ -113,8 +115,13 @@ class Bakes:
 
     def observed(self, template: SessionTemplate) -> None:
         """A template as it is now."""
-        uid = template.metadata.uid
         self.templates.observe(template)
+        self._match(template)
+        self._keep_ready(template)
+
+    def _match(self, template: SessionTemplate) -> None:
+        """What its status says of this node, with what is here."""
+        uid = template.metadata.uid
         entry = self._entry(template)
         if entry is None or uid in self._held or uid in self._running or uid in self._entries:
             return
@@ -123,6 +130,24 @@ class Bakes:
             self._held[uid] = adopted
         elif entry.phase is not BakePhase.FAILED:
             self._say(uid, None)  # Of before a reboot, or of an agent that died while it baked.
+
+    def _keep_ready(self, template: SessionTemplate) -> None:
+        """Have as many in wait for its roots as it says, and bake it first if that is to be done."""
+        uid, count = template.metadata.uid, template.spec.standby
+        baseline = self._held.get(uid)
+        if baseline is not None:
+            # Of templates that have one baseline the largest wish holds.
+            wishes = [each.spec.standby for each in self.templates.all() if self._has(each, baseline.id)]
+            self._engine.keep_ready(baseline.id, max(wishes, default=0))
+        elif count != self._wanted_ahead.get(uid, 0):
+            # Once for each number: what failed is said in its status, and tried again when a root comes.
+            self._wanted_ahead[uid] = count
+            if count > 0:
+                self.begin(template)
+
+    def _has(self, template: SessionTemplate, baseline: BaselineId) -> bool:
+        held = self._held.get(template.metadata.uid)
+        return held is not None and held.id == baseline
 
     def deleted(self, template: SessionTemplate) -> None:
         """The template is gone. Its baseline goes with it unless another template has the same."""
@@ -147,7 +172,7 @@ class Bakes:
     def held(self, template: SessionTemplate) -> Baseline | None:
         """Its baseline, if this node has it now."""
         baseline = self._held.get(template.metadata.uid)
-        if baseline is not None and any(each.id == baseline.point for each in self._engine.points()):
+        if baseline is not None and self._engine.holds(baseline.point):
             return baseline
         return None
 
@@ -172,6 +197,7 @@ class Bakes:
             self._running.pop(uid, None)
         if isinstance(outcome, Baseline):
             self._held[uid] = outcome
+            self._keep_ready(self.templates.get(uid) or template)
             self._room_changed()
             log.info("baked template=%s baseline=%s boot_ms=%.0f", uid, outcome.id, outcome.boot_ms)
         else:
@@ -211,6 +237,7 @@ class Bakes:
         """One step for one template: write this node's entry, or let go of what is deleted."""
         if self.templates.gone(uid):
             self._entries.pop(uid, None)
+            self._wanted_ahead.pop(uid, None)
             baseline = self._held.pop(uid, None)
             if baseline is not None and not self._in_use(baseline.id):
                 await self._drop(baseline)

@@ -18,12 +18,20 @@ from forktree_agent.control.environment import resolved
 from forktree_agent.control.fork_statuses import fork_goes_on
 from forktree_agent.control.identity import child_orders
 from forktree_agent.control.noting import fork_begun, fork_made
-from forktree_agent.control.owners import point_owner
+from forktree_agent.control.owners import is_early, point_owner
 from forktree_agent.control.reaping import machines_of_fork, reap
-from forktree_agent.control.records import ForkRecord
+from forktree_agent.control.records import ForkMade, ForkRecord
 from forktree_agent.control.tree import place_of
-from forktree_agent.control.world import World, loop_now
-from forktree_agent.engine.contract import EngineError, ForkResult, MachineId, PointId, TreeId, TreeLimits
+from forktree_agent.control.world import World, boot_now, loop_now
+from forktree_agent.engine.contract import (
+    EngineError,
+    ForkResult,
+    MachineId,
+    ParentLost,
+    PointId,
+    TreeId,
+    TreeLimits,
+)
 from forktree_agent.journal import JournalError
 
 log = logging.getLogger(__name__)
@@ -61,8 +69,31 @@ class Births:
             return_exceptions=True,
         )
 
+    async def early(self, fork: Fork, plan: Begin, *, seen_at: float, deadline: float) -> ForkRecord:
+        """The machines of a fork that has no object yet, as soon as all of them run.
+
+        `fork` is what its object will be, but for its uid, and starts from a session. Nothing is left after a
+        failure. Raises what `Engine.fork` does, `SecretUnreadable`, `KubeError` where a Secret had to be
+        read, and `JournalError`.
+        """
+        uid = fork.metadata.uid
+        record = fork_begun(fork, plan, seen_at)
+        self._world.records.put_fork(record)
+        self._world.tree.place(place_of(fork), plan.above, now=loop_now())
+        try:
+            await self._branched(fork, plan, record, deadline)
+        except BaseException:
+            self._world.records.remove_fork(uid)
+            self._world.tree.drop(uid)
+            raise
+        made = self._world.records.fork(uid)
+        if made is None:
+            raise ParentLost(f"session {plan.above.name} was deleted while it was forked")
+        return made
+
     async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord, deadline: float) -> ForkResult:
         """The machines, noted as soon as they are there."""
+        early = is_early(fork.metadata.uid)
         limits = TreeLimits(tree=TreeId(plan.lineage.root), memory_bytes=plan.lineage.limits.memory_bytes)
         orders = child_orders(fork, plan.lineage, record.seeds, await self._environments(fork, plan))
         deadline = min(deadline, loop_now() + self._world.settings.fork_seconds)
@@ -73,23 +104,33 @@ class Births:
                 forking = engine.branch(PointId(plan.origin), orders, limits, hooks=hooks, deadline=deadline)
             else:
                 machine, owner = MachineId(plan.origin), point_owner(fork.metadata.uid)
-                forking = engine.fork(machine, owner, orders, limits, hooks=hooks, deadline=deadline)
+                forking = engine.fork(
+                    machine, owner, orders, limits, hooks=hooks, answered=not early, deadline=deadline
+                )
             result = await self._defects.guarded(fork.metadata.uid, forking)
         finally:
             telling.cancel()
         try:
-            self._world.records.put_fork(msgspec.structs.replace(record, result=fork_made(result)))
+            total_ms = (boot_now() - record.seen_at) * 1000 if early else None
+            self._world.records.put_fork(
+                msgspec.structs.replace(record, result=fork_made(result), total_ms=total_ms)
+            )
         except JournalError as err:
             # The next agent would end them too, and nobody has heard of them.
-            await end_loose(self._world, fork.metadata.uid)
+            await end_loose(self._world, fork.metadata.uid, fork.spec.replicas)
             raise EngineError(f"its machines were ended, as they could not be noted: {err.message}") from err
         self._world.use_changed.set()
         clocks = result.clocks
         log.info(
-            "forked uid=%s children=%d pause_ms=%s fork_ms=%.1f ready_ms=%.1f",
+            "forked uid=%s children=%d pause_ms=%s fork_ms=%.1f ready_ms=%s",
             fork.metadata.uid, len(result.children), clocks.pause_ms, clocks.fork_ms, clocks.ready_ms,
         )  # fmt: skip
-        self._world.announcer.say(Subject.of(fork), EventReason.FORKED, _told(plan, result))
+        if not early:
+            self._world.announcer.say(
+                Subject.of(fork),
+                EventReason.FORKED,
+                told_of(fork_made(result), plan.above.kind.__name__, plan.above.name),
+            )
         return result
 
     async def _environments(self, fork: Fork, plan: Begin) -> list[dict[str, str]]:
@@ -114,10 +155,13 @@ class Births:
                 log.warning("fork_not_told_slow uid=%s error=%r", uid, err.message)
 
 
-async def end_loose(world: World, uid: Uid) -> None:
+async def end_loose(world: World, uid: Uid, replicas: int) -> None:
     """End what a fork has that no Session object stands for: nobody has heard of it."""
-    bound = {record.owner for record in world.records.sessions() if not record.ended}
-    loose = [each for each in machines_of_fork(world.engine, uid) if each.owner not in bound]
+    loose = [
+        each
+        for each in machines_of_fork(world.engine, uid, replicas)
+        if (record := world.records.session(each.owner)) is None or record.ended
+    ]
     point = world.point(point_owner(uid))
     await reap(world.engine, loose, [] if point is None else [point])
     if loose or point is not None:
@@ -125,9 +169,7 @@ async def end_loose(world: World, uid: Uid) -> None:
         world.room_changed()
 
 
-def _told(plan: Begin, result: ForkResult) -> str:
+def told_of(made: ForkMade, source_kind: str, source_name: str) -> str:
     """What people are told of a fork that was made."""
-    pause_ms = result.clocks.pause_ms
-    paused = "" if pause_ms is None else f", which stood still for {pause_ms:.1f} ms"
-    source = f"{plan.above.kind.__name__.lower()} {plan.above.name}"
-    return f"{len(result.children)} started from {source}{paused}"
+    paused = "" if made.pause_ms is None else f", which stood still for {made.pause_ms:.1f} ms"
+    return f"{len(made.children)} started from {source_kind.lower()} {source_name}{paused}"

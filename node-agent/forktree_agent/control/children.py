@@ -9,7 +9,7 @@ from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
 from forktree.kube.events import Subject
 from forktree.models import EventReason, Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
 from forktree.models.fork import ForkChild
-from forktree.models.names import FORK_LABEL, ROOT_LABEL, child_name
+from forktree.models.names import FORK_LABEL, ROOT_LABEL
 from forktree.models.session import ForkRef
 from forktree.models.session_template import EnvVar
 from forktree_agent.control.decide_fork import told
@@ -52,22 +52,23 @@ class Children:
         """What became of each child, as far as this node knows."""
         made = record.result
         assert made is not None
-        running = {each.owner for each in self._world.engine.machines()}
         owners = [child_owner(fork.metadata.uid, index) for index in range(len(made.children))]
         return [
-            self._judged(fork, record, index, self._seen(owner, runs=owner in running))
+            self._judged(fork, record, index, self._seen(owner, runs=self._runs(owner)))
             for index, owner in enumerate(owners)
         ]
 
     def left(self, fork: Fork) -> tuple[ForkChild, ...]:
         """What the status of `fork` says of its children, made true for one whose record is gone."""
-        running = {each.owner for each in self._world.engine.machines()}
         return tuple(
-            self._left(fork, each, runs=child_owner(fork.metadata.uid, each.index) in running)
+            self._left(fork, each, runs=self._runs(child_owner(fork.metadata.uid, each.index)))
             if each.phase in LIVE
             else each
             for each in fork.status.children
         )
+
+    def _runs(self, owner: Owner) -> bool:
+        return self._world.machine(owner) is not None
 
     def _left(self, fork: Fork, child: ForkChild, *, runs: bool) -> ForkChild:
         session = self._world.sessions.named(fork.metadata.namespace or "", child.name)
@@ -145,7 +146,9 @@ class Children:
             await self._refused(fork, record, index, err.message)
             return
         if self._world.records.session(child_owner(fork.metadata.uid, index)) is None:
-            self._world.records.put_session(bound(session, record, index))
+            newest = self._world.records.fork(record.uid) or record
+            self._world.records.put_session(bound(session, newest, index))
+        self._world.newborns.recorded(session)
         # Its own worker writes its status.
         self._world.observed(session)
 
@@ -167,13 +170,14 @@ class Children:
                 owner=owner,
                 uid=None,
                 namespace=record.namespace,
-                name=child_name(record.name, index, record.uid),
+                name=record.child_name(index),
                 lineage=record.lineage,
                 seen_at=record.seen_at,
                 lost=why,
                 ended=True,
             )
         )
+        self._world.newborns.refused(record, f"it has no object and was ended: {why}", (index,))
         machine = self._world.machine(owner)
         if machine is not None:
             await self._world.engine.release(machine.id)
@@ -184,7 +188,7 @@ def _child(fork: Fork, record: ForkRecord, index: int, node: str) -> Session:
     uid, branch = fork.metadata.uid, fork.spec.branch(index)
     return Session(
         metadata=ObjectMeta(
-            name=child_name(fork.metadata.name, index, uid),
+            name=record.child_name(index),
             namespace=fork.metadata.namespace,
             labels={**branch.labels, ROOT_LABEL: record.lineage.root, FORK_LABEL: fork.metadata.name},
             owner_references=(fork.owner_reference(),),

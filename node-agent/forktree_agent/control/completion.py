@@ -15,7 +15,7 @@ from forktree_agent.control.branches import show_score, unfinished
 from forktree_agent.control.children import Children
 from forktree_agent.control.decide_prune import Candidate, judge
 from forktree_agent.control.fork_statuses import LIVE
-from forktree_agent.control.owners import child_owner, point_owner
+from forktree_agent.control.owners import child_owner, is_early, point_owner
 from forktree_agent.control.records import ForkRecord, SessionRecord
 from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World
@@ -113,7 +113,8 @@ class Completion:
                 score=child.score,
                 alive=child.phase in LIVE,
                 present=self._object(fork.metadata.uid, index) is not None,
-                forked=self._forked(fork.metadata.uid, index),
+                # Asks all forks of the node, and without pruning nobody wants to know.
+                forked=prune is not None and self._forked(fork.metadata.uid, index),
             )
             for index, child in enumerate(self._children.seen(fork, record))
         ]
@@ -154,10 +155,12 @@ class Completion:
     def _forked(self, fork: Uid, index: int) -> bool:
         """Whether something was forked from a child, or is about to be."""
         child = self._object(fork, index)
-        return child is not None and any(
+        if child is None:
+            return False
+        return any(
             _starts_from(other, other.spec.source.session, child.namespace, child.name, child.uid)
             for other in self._world.forks.all()
-        )
+        ) or any(is_early(other.uid) and other.above == child.uid for other in self._world.records.forks())
 
     # The instant ------------------------------------------------------------------------------------------
 

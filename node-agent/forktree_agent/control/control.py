@@ -15,11 +15,13 @@ from forktree_agent.control.bakes import Bakes
 from forktree_agent.control.branch_logs import BranchLogs
 from forktree_agent.control.branch_reports import BranchReports
 from forktree_agent.control.branches import Branches
+from forktree_agent.control.early import EarlyForks, above_place
 from forktree_agent.control.exits import watch_exits
 from forktree_agent.control.expiry import Expiry
-from forktree_agent.control.facade import Facade
+from forktree_agent.control.facade import Facade, Known
 from forktree_agent.control.forks import Forks
 from forktree_agent.control.living import Living
+from forktree_agent.control.owners import child_owner, is_early
 from forktree_agent.control.prune import Pruner
 from forktree_agent.control.records import Records
 from forktree_agent.control.sessions import Sessions
@@ -43,14 +45,19 @@ REPORTER = "forktree.dev/agent"
 class Control:
     """Everything that decides on this node. `facade` is what others may know and do."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, early: EarlyForks, bakes: Bakes) -> None:
         self.world = world
         branches = BranchReports(world.records, world.logs)
         self.facade = Facade(
             world.node,
             world.engine,
-            world.sessions,
-            world.records,
+            Known(
+                sessions=world.sessions,
+                templates=bakes.templates,
+                records=world.records,
+                newborns=world.newborns,
+            ),
+            early,
             activity=world.activity,
             branches=branches,
         )
@@ -79,6 +86,7 @@ class Control:
                 fork_work=Workers("fork", tasks),
                 prune_work=Workers("prune", tasks),
                 branch_work=Workers("branch", tasks),
+                early_work=Workers("early", tasks),
                 logs=BranchLogs.opened(
                     settings.state_directory / BRANCH_LOGS, {each.uid for each in records.forks()}
                 ),
@@ -93,6 +101,11 @@ class Control:
             world.fork_work.do(Forks(world, tasks).round)
             world.prune_work.do(pruner.round)
             world.branch_work.do(Branches(world).round)
+            early = EarlyForks(world, tasks, sweep.take_in)
+            world.early_work.do(early.round)
+            for record in records.forks():
+                if is_early(record.uid):
+                    world.early_work.poke(record.uid)
             endless = [
                 # First, so that how a machine ended while no agent ran is noted before anybody asks.
                 tasks.create_task(watch_exits(world), name="exits"),
@@ -104,11 +117,17 @@ class Control:
                 tasks.create_task(world.announcer.run(), name="announcer"),
             ]
             try:
-                yield cls(world)
+                yield cls(world, early, bakes)
             finally:
                 for task in endless:
                     task.cancel()
-                for workers in (world.session_work, world.fork_work, world.prune_work, world.branch_work):
+                for workers in (
+                    world.session_work,
+                    world.fork_work,
+                    world.prune_work,
+                    world.branch_work,
+                    world.early_work,
+                ):
                     workers.close()
                 bakes.close()
 
@@ -121,4 +140,13 @@ def place_known(world: World) -> None:
             world.tree.place(place, None, now=loop_now())
     for fork in world.records.forks():
         place = Place(kind=Fork, namespace=fork.namespace, name=fork.name, uid=fork.uid)
-        world.tree.place(place, None, now=loop_now())
+        # No object tells of an early fork what it hangs below.
+        above = above_place(fork) if is_early(fork.uid) else None
+        world.tree.place(place, above, now=loop_now())
+        if fork.born is not None and fork.result is not None:
+            without = [
+                index
+                for index in range(len(fork.result.children))
+                if world.records.session(child_owner(fork.uid, index)) is None
+            ]
+            world.newborns.known(fork, without)

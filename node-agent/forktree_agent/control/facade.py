@@ -6,15 +6,49 @@ Objects of other nodes are not known here; for those, ask the API server.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from forktree.models import Session, Uid
+from forktree.models import (
+    ObjectMeta,
+    Session,
+    SessionPhase,
+    SessionSpec,
+    SessionStatus,
+    SessionTemplate,
+    Uid,
+)
+from forktree.models.session import ForkRef
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.branch_reports import BranchReports
+from forktree_agent.control.early import Outcome
+from forktree_agent.control.newborns import Newborn, Newborns
 from forktree_agent.control.objects import Store
-from forktree_agent.control.owners import owner_of
-from forktree_agent.control.records import Records
-from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine, MachineGone
+from forktree_agent.control.owners import child_owner, owner_of
+from forktree_agent.control.records import ForkRecord, Records
+from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine, MachineGone, MemoryUse, Owner
+
+
+class Forking(Protocol):
+    """Forks whose objects follow."""
+
+    async def fork(
+        self, parent: Session, name: str, replicas: int, *, seen_at: float, deadline: float
+    ) -> Outcome | None: ...
+
+    async def recorded(self, namespace: str, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What this node holds of sessions and forks."""
+
+    sessions: Store[Session]
+    templates: Store[SessionTemplate]
+    records: Records
+    newborns: Newborns
 
 
 class Facade:
@@ -24,30 +58,72 @@ class Facade:
         self,
         node_name: str,
         engine: Engine,
-        sessions: Store[Session],
-        records: Records,
+        known: Known,
+        early: Forking,
         *,
         activity: Activity,
         branches: BranchReports,
     ) -> None:
         self.node_name = node_name
         self.branches = branches
+        self.early = early
         self._activity = activity
         self._engine = engine
-        self._sessions = sessions
-        self._records = records
+        self._known = known
 
     def session(self, namespace: str, name: str) -> Session | None:
-        """The session of that name on this node, as last seen. None: not here, or not seen yet."""
-        return self._sessions.named(namespace, name)
+        """The session of that name on this node, as last seen. None: not here, or not seen yet.
+
+        Of a child that runs and has no object yet it is what that will say, but for its uid, which is empty.
+        """
+        seen = self._known.sessions.named(namespace, name)
+        if seen is not None:
+            return seen
+        newborn = self._known.newborns.find(namespace, name)
+        record = None if newborn is None else self._known.records.fork(newborn.fork)
+        return None if newborn is None or record is None else self._described(record, newborn)
+
+    def why_gone(self, namespace: str, name: str) -> str | None:
+        """Why a child of that name is not here any more, which came to nothing before it had an object."""
+        return self._known.newborns.why_gone(namespace, name)
+
+    async def recorded(self, session: Session, *, deadline: float) -> Session | None:
+        """The session as its object has it, once that is there; at once for all but those just forked.
+
+        None: it came to nothing; `why_gone` says why. Raises `TimeoutError` at `deadline` (loop time).
+        """
+        if session.metadata.uid:
+            return session
+        namespace, name = session.metadata.namespace or "", session.metadata.name
+        newborn = self._known.newborns.find(namespace, name)
+        if newborn is not None:
+            async with asyncio.timeout_at(deadline):
+                await newborn.over.wait()
+        return self._known.sessions.named(namespace, name)
+
+    def template_name(self, session: Session) -> str:
+        """The name of a session's template; its uid where a template of that uid exists no longer."""
+        if session.spec.template_ref is not None:
+            return session.spec.template_ref.name
+        uid = session.status.template_uid or Uid("")
+        template = self._known.templates.get(uid)
+        return uid if template is None else template.metadata.name
+
+    def parent_name(self, session: Session) -> str | None:
+        """The session that a child was forked from, where it has no object yet that leads there."""
+        fork = self._fork_of(session)
+        return None if fork is None else fork.above_name
 
     def machine(self, session: Session) -> Machine | None:
-        """The machine that runs for `session` and answered its identity message, if there is one."""
-        owner = owner_of(session)
-        record = self._records.session(owner)
-        if record is None or record.uid != session.metadata.uid or record.ended or record.expired:
+        """The machine that runs for `session`, if there is one."""
+        owner = self._owner(session)
+        if owner is None:
             return None
-        return next((each for each in self._engine.machines() if each.owner == owner), None)
+        return self._engine.machine_of(owner)
+
+    async def heard(self, session: Session, *, deadline: float) -> None:
+        """Until its machine has answered its identity. Raises `MachineGone`, `DeadlineExceeded`."""
+        await self._engine.answered(self._there(session).id, deadline=deadline)
 
     async def exec(self, session: Session, command: Command, *, deadline: float) -> ExecResult:
         """Run a command in `session` to its end; `deadline` is loop time.
@@ -69,20 +145,73 @@ class Facade:
         with self._activity.during(session.metadata.uid):
             return await self._engine.attach(self._there(session).id, exec_id, deadline=deadline)
 
+    async def memory(self, session: Session, *, deadline: float) -> MemoryUse:
+        """What memory `session` takes now; being asked is no activity. Raises what `Engine.memory` raises."""
+        return await self._engine.memory(self._there(session).id, deadline=deadline)
+
     def exec_seconds(self, session: Session) -> int | None:
         """The longest time-out that its template lets a command have; None: as long as the API allows."""
-        record = self._records.session(owner_of(session))
-        return None if record is None else record.lineage.limits.exec_seconds
+        record = self._known.records.session(owner_of(session))
+        if record is not None:
+            return record.lineage.limits.exec_seconds
+        fork = self._fork_of(session)
+        return None if fork is None else fork.lineage.limits.exec_seconds
+
+    def _owner(self, session: Session) -> Owner | None:
+        """What the machine of `session` is called, where that is to be used."""
+        owner = owner_of(session)
+        record = self._known.records.session(owner)
+        if record is not None:
+            over = record.uid != session.metadata.uid or record.ended or record.expired is not None
+            return None if over and session.metadata.uid else owner
+        newborn = self._newborn(session)
+        return None if newborn is None else child_owner(newborn.fork, newborn.index)
+
+    def _newborn(self, session: Session) -> Newborn | None:
+        return self._known.newborns.find(session.metadata.namespace or "", session.metadata.name)
+
+    def _fork_of(self, session: Session) -> ForkRecord | None:
+        newborn = self._newborn(session)
+        return None if newborn is None else self._known.records.fork(newborn.fork)
 
     def _there(self, session: Session) -> Machine:
         machine = self.machine(session)
-        if machine is None:
-            raise MachineGone(f"session {session.metadata.name} has no running machine on this node")
-        return machine
+        if machine is not None:
+            return machine
+        name, newborn, fork = session.metadata.name, self._newborn(session), self._fork_of(session)
+        lost = None if fork is None or newborn is None else fork.lost.get(str(newborn.index))
+        raise MachineGone(
+            f"session {name} has no running machine on this node"
+            if lost is None
+            else f"session {name}: {lost}"
+        )
+
+    def _described(self, record: ForkRecord, newborn: Newborn) -> Session:
+        """What the object of a child will say."""
+        index = newborn.index
+        start = None if record.result is None else record.result.children[index]
+        return Session(
+            metadata=ObjectMeta(name=record.child_name(index), namespace=record.namespace),
+            spec=SessionSpec(
+                fork_ref=ForkRef(name=record.name, uid=record.uid, index=index),
+                node_name=self.node_name,
+                seed=record.seeds[index] if record.seeds else None,
+            ),
+            status=SessionStatus(
+                phase=SessionPhase.RUNNING,
+                node=self.node_name,
+                root=record.lineage.root,
+                parent=record.lineage.parent,
+                depth=record.lineage.depth,
+                template_uid=record.lineage.template_uid,
+                mode=None if start is None else start.mode,
+                level=None if start is None else start.level,
+            ),
+        )
 
     async def session_when(self, uid: Uid, there: Callable[[Session], bool], *, deadline: float) -> Session:
         """The session as soon as `there` holds for it and it is on this node.
 
         Raises `ObjectGone` once it is deleted, and `TimeoutError` at `deadline` (loop time).
         """
-        return await self._sessions.when(uid, there, deadline=deadline)
+        return await self._known.sessions.when(uid, there, deadline=deadline)

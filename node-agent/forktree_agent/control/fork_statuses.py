@@ -10,7 +10,6 @@ from typing import TypeAlias
 from forktree.models import Fork, ForkPhase, ForkStatus, Reason, SessionPhase
 from forktree.models.conditions import ConditionStatus, ConditionType
 from forktree.models.fork import ForkChild
-from forktree.models.names import child_name
 from forktree.models.reasons import fork_step
 from forktree_agent.control.decide_prune import best
 from forktree_agent.control.records import ForkRecord
@@ -21,6 +20,7 @@ POINT_LOST = "PointLost"
 POINT_LET_GO = "NoChildren"
 ALL_RUN = "AllRun"
 ALL_ANSWERED = "AllAnswered"
+NOT_ALL_ANSWERED = "NotAllAnswered"
 ALL_DONE = "AllDone"
 BRANCHES_RUN = "BranchesRun"
 DELETED = "Deleted"
@@ -118,7 +118,7 @@ def fork_runs(
     winner = _best(children, record)
     return ForkStatus(
         phase=fork_step(fork.status.phase, ForkPhase.COMPLETE if complete else ForkPhase.RUNNING),
-        ready=True,
+        ready=not record.unanswered,
         message=_troubles(children),
         node=node,
         parent_uid=record.above,
@@ -135,12 +135,12 @@ def fork_runs(
         ready_ms=rounded(made.ready_ms),
         total_ms=rounded(record.total_ms),
         mode=None if first is None else first.mode,
-        best=None if winner is None else _name(fork, winner[0]),
+        best=None if winner is None else record.child_name(winner[0]),
         best_score=None if winner is None else winner[1],
         children=tuple(
             ForkChild(
                 index=index,
-                name=_name(fork, index),
+                name=record.child_name(index),
                 branch=fork.spec.branch(index).name,
                 phase=child.phase,
                 seed=record.seeds[index] if record.seeds else None,
@@ -156,7 +156,7 @@ def fork_runs(
         conditions=conditions_of(
             fork,
             now,
-            *_answered([child.phase for child in children]),
+            *_answered([child.phase for child in children], record.unanswered),
             _completeness(complete=complete),
             _point(held=point_held, let_go=record.point_dropped),
         ),
@@ -228,18 +228,24 @@ def _troubles(children: Sequence[ChildSeen]) -> str | None:
     return ("; ".join(told[:TOLD_MOST])[:1000] + more) or None
 
 
-def _name(fork: Fork, index: int) -> str:
-    return child_name(fork.metadata.name, index, fork.metadata.uid)
+def _answered(children: Sequence[SessionPhase], unanswered: Sequence[int] = ()) -> tuple[Fact, Fact]:
+    """Every child ran and answered once, which is never taken back, and how many of them are left.
 
-
-def _answered(children: Sequence[SessionPhase]) -> tuple[Fact, Fact]:
-    """Every child ran and answered once, which is never taken back, and how many of them are left."""
+    `unanswered`: those that ran and were ended as they did not answer.
+    """
     left = sum(phase in LIVE for phase in children)
     if left == len(children):
         runs, knows = "every child runs", "every child has its own identity"
     else:
         rest = f"{left} of {len(children)} are left" if left else "none of them is left"
         runs, knows = f"every child ran, {rest}", f"every child had its own identity, {rest}"
+    if unanswered:
+        told = ", ".join(str(index) for index in unanswered[:TOLD_MOST])
+        knows = f"{len(unanswered)} of {len(children)} children did not answer and were ended, first {told}"
+        return (
+            (ConditionType.FORKED, ConditionStatus.TRUE, ALL_RUN, runs),
+            (ConditionType.READY, ConditionStatus.FALSE, NOT_ALL_ANSWERED, knows),
+        )
     return (
         (ConditionType.FORKED, ConditionStatus.TRUE, ALL_RUN, runs),
         (ConditionType.READY, ConditionStatus.TRUE, ALL_ANSWERED, knows),

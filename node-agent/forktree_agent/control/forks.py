@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import msgspec
 
+from forktree.errors import ForktreeError
 from forktree.kube.events import Subject
-from forktree.models import EventReason, Fork, ForkPhase, Reason, Uid
+from forktree.models import EventReason, Fork, ForkPhase, Reason, Session, Uid
+from forktree.models.names import BORN_ANNOTATION
 from forktree_agent.control.belonging import adopted, adopted_refused
 from forktree_agent.control.births import Births, end_loose
-from forktree_agent.control.children import Children
+from forktree_agent.control.children import WRITES_AT_ONCE, Children
 from forktree_agent.control.completion import Completion
 from forktree_agent.control.decide_fork import Begin, Refuse, Wait, begin
 from forktree_agent.control.decide_session import HELD_GRACE_SECONDS, grace_left
@@ -25,7 +29,14 @@ from forktree_agent.control.sources import source_lives, source_name, source_of
 from forktree_agent.control.status_writer import Vanished
 from forktree_agent.control.tree import Node
 from forktree_agent.control.world import World, boot_now, loop_now, wall_now
-from forktree_agent.engine.contract import AtCapacity, EngineError, ForkResult, ParentLost, PointLost
+from forktree_agent.engine.contract import (
+    AtCapacity,
+    EngineError,
+    ForkResult,
+    ParentLost,
+    PointId,
+    PointLost,
+)
 from forktree_agent.journal import JournalError
 
 log = logging.getLogger(__name__)
@@ -33,6 +44,8 @@ log = logging.getLogger(__name__)
 DELETED = "it is deleted and holds no instant; a finalizer still holds its object"
 BELOW_DELETED = "something above it was deleted, and its machines with it"
 ROOM_RETRY_SECONDS = 5.0
+MANY_FORKS = 3
+"""Of one node, whose objects are written at the same time. From here on a fork's news come in one write."""
 
 
 class Forks:
@@ -49,6 +62,8 @@ class Forks:
         """When a fork that is not answered yet was first looked at."""
         self._until: dict[Uid, float] = {}
         """And until when it has to be ready, by the same clock."""
+        self._writing: set[Uid] = set()
+        """Forks whose machines run and whose objects are just being written."""
 
     async def round(self, uid: Uid) -> float | None:
         """One step for one fork; see `Workers`."""
@@ -88,27 +103,51 @@ class Forks:
         node = self._world.tree.get(uid)
         if fork.metadata.deleting or (node is not None and node.doomed_at is not None):
             return await self._doomed(fork, node)
-        if fork.status.node != self._world.node:
+        if fork.status.node != self._world.node and not _unrouted(fork, record):
             return (
                 None  # Somebody took it from here: its machines run on, and only the operator sends it back.
             )
+        if record is not None and record.born is not None and self._world.records.fork(record.born):
+            return None  # Not all of its machines are known to be its own yet; it is poked when they are.
         if fork.status.phase is ForkPhase.FAILED:
             await self._clear(fork)
             return None
-        if record is None and fork.status.parent_uid is not None:
+        born = fork.metadata.annotations.get(BORN_ANNOTATION)
+        if record is None and born is not None and fork.status.parent_uid is None:
+            return await self._unborn(fork, Uid(born))
+        if record is None and (fork.status.parent_uid is not None or self._has_children(uid)):
             return await self._forgotten(fork)
         if record is None or record.result is None:
             return await self._begin(fork)
-        if fork.status.parent_uid is None and not await self._answered(fork, record):
-            return 0.0
+        with self._writing_of(uid):
+            return await self._write(fork, record)
+
+    async def _write(self, fork: Fork, record: ForkRecord) -> float | None:
+        """Bring all objects of a fork whose machines run to where they should be."""
+        uid = fork.metadata.uid
+        if fork.status.parent_uid is None:
+            if not await self._answered(fork, record):
+                return 0.0
+            if not self._told_with_children(fork):
+                await self._mirror(uid)
         self._seen.pop(uid, None)
         self._until.pop(uid, None)
-        await self._children.record(fork, record)
-        await self._completion.advance(fork)
+        try:
+            await self._children.record(fork, record)
+            await self._completion.advance(fork)
+        except ForktreeError:
+            await self._mirror(uid)  # Whatever became of its children: that it runs is told.
+            raise
         await self._mirror(uid)
         if await self._completion.let_go(self._world.forks.get(uid) or fork):
             await self._mirror(uid)
         return None
+
+    async def _unborn(self, fork: Fork, early: Uid) -> float | None:
+        """Its machines were there before it, so whatever became of them, it is not forked another time."""
+        if self._world.records.fork(early) is not None:
+            return None  # They are about to be given over to it, and then it is poked.
+        return await self._fail(fork, Reason.MACHINE_LOST, "its node knows nothing of its machines any more")
 
     async def _forgotten(self, fork: Fork) -> float | None:
         """This node has lost its memory of a fork that ran. What was done by then was done."""
@@ -137,7 +176,7 @@ class Forks:
     async def _fork(self, fork: Fork, plan: Begin) -> float | None:
         uid = fork.metadata.uid
         # What an agent before us had made of it, and could not note any more, nobody has heard of.
-        await end_loose(self._world, uid)
+        await end_loose(self._world, fork.metadata.uid, fork.spec.replicas)
         if self._world.tree.doomed(uid) or self._world.tree.doomed(plan.above.uid):
             return 0.0
         try:
@@ -179,21 +218,42 @@ class Forks:
     # Answered ---------------------------------------------------------------------------------------------
 
     async def _answered(self, fork: Fork, record: ForkRecord) -> bool:
-        """Hang the Fork in its tree and then say that it runs. False: its source is gone, and so is all."""
+        """Hang the Fork in its tree, so that it can be told. False: its source is gone, and so is all."""
         if not await source_lives(self._world, record):
+            why = f"{record.above_kind.lower()} {record.above_name} was deleted while it was forked"
+            self._world.newborns.refused(record, why)
             await self._clear(fork)
-            await self._fail(
-                fork,
-                Reason.SOURCE_GONE,
-                f"{record.above_kind.lower()} {record.above_name} was deleted while it was forked",
-            )
+            await self._fail(fork, Reason.SOURCE_GONE, why)
             return False
         await adopted(self._world, fork, record)
         if record.total_ms is None:
             record = msgspec.structs.replace(record, total_ms=(boot_now() - record.seen_at) * 1000)
             self._world.records.put_fork(record)
-        await self._mirror(fork.metadata.uid)
         return True
+
+    @contextmanager
+    def _writing_of(self, uid: Uid) -> Generator[None]:
+        self._writing.add(uid)
+        try:
+            yield
+        finally:
+            self._writing.discard(uid)
+
+    def _told_with_children(self, fork: Fork) -> bool:
+        """Whether it is told in one write that a fork runs and that its children have objects.
+
+        While many forks are written, the server is what they wait for, and each write more holds up all of
+        them. What is awaited beside the children's objects, their commands or the many others of a large
+        fork, is told of before.
+        """
+        replicas = fork.spec.replicas
+        if fork.spec.score is not None or any(each.exec is not None for each in fork.spec.branches):
+            return False
+        return replicas == 0 or (replicas <= WRITES_AT_ONCE and len(self._writing) >= MANY_FORKS)
+
+    def _has_children(self, uid: Uid) -> bool:
+        """Whether a child has its object: then its fork ran, whatever its own object says of that yet."""
+        return any(each.place.kind is Session for each in self._world.tree.below(uid))
 
     async def _mirror(self, uid: Uid) -> None:
         """Have the status say what became of the fork and of each child."""
@@ -206,7 +266,7 @@ class Forks:
             record,
             self._children.seen(fork, record),
             node=self._world.node,
-            point_held=any(each.id == point for each in self._world.engine.points()),
+            point_held=self._world.engine.holds(PointId(point)),
             complete=self._completion.done(fork, record),
             now=wall_now(),
         )
@@ -301,9 +361,14 @@ class Forks:
 
     async def _clear(self, fork: Fork) -> None:
         """End what this fork has that no Session object stands for, and forget that it was begun."""
-        await end_loose(self._world, fork.metadata.uid)
+        await end_loose(self._world, fork.metadata.uid, fork.spec.replicas)
         if self._world.records.fork(fork.metadata.uid) is not None:
             self._world.records.remove_fork(fork.metadata.uid)
+
+
+def _unrouted(fork: Fork, record: ForkRecord | None) -> bool:
+    """Whether its machines were here before it, and it does not say so yet: its first status will."""
+    return fork.status.node is None and record is not None and record.born is not None
 
 
 def _limit(fork: Fork) -> str:

@@ -44,7 +44,7 @@ def node_status(facts: NodeFacts, usage: Usage, old: ForkNodeStatus, now: dateti
     return ForkNodeStatus(
         ready=found.passed,
         engine=found.engine,
-        accelerator=Accelerator(found.accelerator),
+        accelerator=Accelerator(found.accelerator) if found.accelerator else None,
         canary=Canary(
             passed=found.passed,
             reason=found.reason,

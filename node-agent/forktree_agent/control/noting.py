@@ -5,7 +5,7 @@ from __future__ import annotations
 from forktree.models import Fork, Level, Mode, Session, SessionTemplate
 from forktree.models.session_template import Hook
 from forktree_agent.control.decide_fork import Begin
-from forktree_agent.control.owners import child_owner, owner_of
+from forktree_agent.control.owners import child_owner, is_early, owner_of
 from forktree_agent.control.records import (
     ForkMade,
     ForkRecord,
@@ -92,6 +92,7 @@ def fork_begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
         baseline_id=plan.baseline_id,
         seen_at=seen_at,
         seeds=seeds_of(fork.spec, plan.seed),
+        settled=not is_early(fork.metadata.uid),
         parent_seed=plan.seed,
         parent_env=tuple(each.to_json() for each in plan.env),
     )

@@ -6,10 +6,25 @@ and without asking anybody.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
+from typing import Final
 
 from forktree.models import Session, Uid
 from forktree_agent.engine.contract import Owner
+
+_EARLY: Final = "early-"
+"""No uid of the API server begins so."""
+
+
+def early_uid() -> Uid:
+    """What a fork is called whose object is not written yet, here and by its machines' owners."""
+    return Uid(f"{_EARLY}{uuid.uuid4().hex}")
+
+
+def is_early(fork: Uid) -> bool:
+    """Whether that is no uid of an object."""
+    return fork.startswith(_EARLY)
 
 
 @dataclass(frozen=True, slots=True)

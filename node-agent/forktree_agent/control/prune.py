@@ -132,6 +132,7 @@ class Pruner:
         await self._world.session_work.halt(doomed)
         await self._world.fork_work.halt(doomed)
         await self._world.branch_work.halt(doomed)
+        await self._world.early_work.halt(doomed)
         machines, points = self._of(doomed)
         await reap(self._world.engine, machines, points)
         if machines or points:
@@ -201,8 +202,12 @@ class Pruner:
                     self._world.records.end_session(owners[uid])
                     self._tell_fork(owners[uid])
             else:
+                fork = self._world.records.fork(uid)
+                if fork is not None:
+                    self._world.newborns.refused(fork, f"{fork.above_name} or something above it was deleted")
                 self._world.records.remove_fork(uid)
                 self._world.logs.remove(uid)
+                self._world.early_work.poke(uid)
             if self._world.sessions.get(uid) is None and self._world.forks.get(uid) is None:
                 self._world.tree.drop(uid)
             else:

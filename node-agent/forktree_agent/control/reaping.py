@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from forktree.models import Uid
-from forktree_agent.control.owners import ChildMachine, meaning
+from forktree_agent.control.owners import child_owner
 from forktree_agent.engine.contract import Engine, Machine, Point
 
 
@@ -25,17 +25,7 @@ async def reap(engine: Engine, machines: Sequence[Machine], points: Sequence[Poi
             raise outcome
 
 
-def machines_of_fork(engine: Engine, uid: Uid) -> list[Machine]:
-    """All machines that a Fork started and that still run."""
-    return machines_of_forks(engine, {uid})
-
-
-def machines_of_forks(engine: Engine, uids: Iterable[Uid]) -> list[Machine]:
-    """All machines that these Forks started and that still run."""
-    wanted = set(uids)
-    found: list[Machine] = []
-    for machine in engine.machines():
-        named = meaning(machine.owner)
-        if isinstance(named, ChildMachine) and named.fork in wanted:
-            found.append(machine)
-    return found
+def machines_of_fork(engine: Engine, uid: Uid, replicas: int) -> list[Machine]:
+    """All machines that a fork started and that still run."""
+    owners = (child_owner(uid, index) for index in range(replicas))
+    return [machine for owner in owners if (machine := engine.machine_of(owner)) is not None]

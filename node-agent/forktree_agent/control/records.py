@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from forktree.models import Level, Mode, Uid
+from forktree.models.names import child_name
 from forktree_agent.control.branch_records import BranchRecord, Verdict
 from forktree_agent.control.owners import ChildMachine, child_owner, meaning
 from forktree_agent.engine.contract import Command, Hooks, Owner
@@ -106,7 +107,8 @@ class ForkMade(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[Start, ...]
     pause_ms: float | None
     fork_ms: float
-    ready_ms: float
+    ready_ms: float | None
+    """None until all are known to have answered, or not to."""
 
 
 class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +140,16 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who was found to have lost, once all commands of its branches were done."""
     point_dropped: bool = False
     """No child of it was left, so its instant is not held any more."""
+    born: Uid | None = None
+    """What it was called before its object was written; see `early_uid`. None: its object was first."""
+    settled: bool = True
+    """Each child has answered its identity, or was ended because it did not."""
+    unanswered: tuple[int, ...] = ()
+    """Children that ran and did not answer. All or nothing is only what nobody has heard of yet."""
+
+    def child_name(self, index: int) -> str:
+        """The name of a child's Session, whether that is written yet or not."""
+        return child_name(self.name, index, self.born or self.uid)
 
 
 class Records:

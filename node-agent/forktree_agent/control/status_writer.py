@@ -1,4 +1,4 @@
-"""Writing a status: one patch that is the whole status, made on the newest version that is known.
+"""Writing a status: all of it at once, made on the newest version that is known.
 
 Every write carries the version it was decided on. So it can neither hit another object of the same name nor
 overwrite a final phase that this agent has not seen yet.
@@ -44,14 +44,8 @@ class StatusWriter:
         Raises `Vanished`, `Outdated` (with the newer version fetched by `newest`), and other `KubeError`s;
         after `Unavailable` it may have been written, and the next version seen tells.
         """
-        body = {
-            "metadata": {"resourceVersion": item.metadata.resource_version},
-            "status": status.to_merge_patch(),
-        }
         try:
-            return await self._client.merge_patch(
-                type(item), item.metadata.namespace, item.metadata.name, body, subresource="status"
-            )
+            return await self._client.replace_status(item, status)
         except NotFound as err:
             raise Vanished(f"{item.kind} {item.metadata.name} is not there: {err.message}") from err
         except Conflict as err:

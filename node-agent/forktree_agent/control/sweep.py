@@ -9,11 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from forktree.errors import ForktreeError
-from forktree.kube.errors import NotFound
-from forktree.models import Fork, Session, Uid
-from forktree_agent.control.owners import ChildMachine, ForkPoint, RootMachine, meaning, owner_of
+from forktree.kube.client import decode
+from forktree.kube.errors import NotFound, Unreadable
+from forktree.models import Fork, ForkPhase, Session, Uid
+from forktree_agent.control.objects import Store
+from forktree_agent.control.owners import (
+    ChildMachine,
+    ForkPoint,
+    RootMachine,
+    is_early,
+    meaning,
+    owner_of,
+)
 from forktree_agent.control.prune import Pruner
 from forktree_agent.control.reaping import reap
 from forktree_agent.control.tree import Node, place_of
@@ -25,6 +37,18 @@ log = logging.getLogger(__name__)
 SOONEST_SECONDS = 1.0
 """Between two sweeps that were asked for: a flood of hints must not become a flood of lists."""
 GETS_AT_ONCE = 8
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    uid: str
+    resource_version: str
+
+
+class _Version(msgspec.Struct):
+    metadata: _Meta
+
+
+Kind = TypeVar("Kind", Session, Fork)
 
 
 class Sweep:
@@ -60,13 +84,19 @@ class Sweep:
         recorded_before = {each.owner: each for each in world.records.sessions()}
         machines_before = world.engine.machines()
         points_before = world.engine.points()
-        sessions = await world.client.list(Session, field_selector=f"spec.nodeName={world.node}")
-        forks = await world.client.list(Fork, field_selector=f"status.node={world.node}")
-        listed: dict[Uid, Session | Fork] = {each.metadata.uid: each for each in sessions.items}
-        listed.update({each.metadata.uid: each for each in forks.items})
-        for item in listed.values():
-            self.take_in(item)
-        missing = [node for node in known_before if node.place.uid not in listed]
+        sessions = await self._listed(Session, world.sessions, f"spec.nodeName={world.node}")
+        forks = await self._listed(Fork, world.forks, f"status.node={world.node}")
+        listed: dict[Uid, Session | Fork] = {each.metadata.uid: each for each in sessions}
+        listed.update({each.metadata.uid: each for each in forks})
+        for uid, item in listed.items():
+            known = world.sessions.get(uid) or world.forks.get(uid)
+            if known is not item or item.metadata.deleting:
+                self.take_in(item)
+        missing = [
+            node
+            for node in known_before
+            if node.place.uid not in listed and not is_early(node.place.uid)  # Nobody could list that.
+        ]
         gone = await self._gone(missing)
         for node in gone:
             await self._dependents_anew(node)
@@ -80,8 +110,32 @@ class Sweep:
             for each in machines_before
             if world.records.session(each.owner) is recorded_before.get(each.owner)
         ]
-        await self._end_strays(settled, points_before, listed)
+        # And what has another owner by now was an early fork's, whose object came meanwhile.
+        machine_owners = {each.id: each.owner for each in world.engine.machines()}
+        point_owners = {each.id: each.owner for each in world.engine.points()}
+        await self._end_strays(
+            [each for each in settled if machine_owners.get(each.id) == each.owner],
+            [each for each in points_before if point_owners.get(each.id) == each.owner],
+            listed,
+        )
         self._poke_unfinished()
+
+    async def _listed(self, kind: type[Kind], known: Store[Kind], field_selector: str) -> list[Kind]:
+        """All objects there are at one instant. Raises `KubeError`, also where one of them cannot be read.
+
+        One that is known in this very version is not read again, as that is nearly all of some thousands.
+        """
+        raws, _ = await self._world.client.list_raw(kind, field_selector=field_selector)
+        listed: list[Kind] = []
+        for raw in raws:
+            try:
+                version = msgspec.json.decode(raw, type=_Version).metadata
+            except msgspec.MsgspecError as err:
+                raise Unreadable(f"a {kind.resource.kind} has no version: {err}") from err
+            held = known.get(Uid(version.uid))
+            same = held is not None and held.metadata.resource_version == version.resource_version
+            listed.append(held if held is not None and same else decode(kind, raw))
+        return listed
 
     def take_in(self, item: Session | Fork) -> None:
         """A version of an object, from a watch or a list: into the store, into its tree, to its worker."""
@@ -120,7 +174,12 @@ class Sweep:
         except ForktreeError as err:
             log.warning("sweep_unsure uid=%s error=%r", place.uid, err.message)
             return False
-        return found.metadata.uid != place.uid
+        if found.metadata.uid != place.uid:
+            return True
+        if isinstance(found, Fork) and found.status.node is None:
+            # An agent died before it told its early fork's object where it is, so no list of ours has it.
+            self.take_in(found)
+        return False
 
     async def _dependents_anew(self, node: Node) -> None:
         """Read again what hangs below a vanished object: if it left orphans, it let go of them first."""
@@ -171,10 +230,14 @@ class Sweep:
         """A round that was lost is made up for. Objects that stand as they should are left alone."""
         running = {each.owner for each in self._world.engine.machines()}
         for session in self._world.sessions.all():
-            if not session.status.phase.terminal and not (
-                session.status.ready and owner_of(session) in running
-            ):
+            status = session.status
+            stands = (
+                status.ready
+                and status.observed_generation == session.metadata.generation
+                and owner_of(session) in running
+            )
+            if not status.phase.terminal and not stands:
                 self._world.session_work.poke(session.metadata.uid)
         for fork in self._world.forks.all():
-            if not fork.status.phase.terminal:
+            if fork.status.phase is not ForkPhase.FAILED:  # A complete one still tells of its children.
                 self._world.fork_work.poke(fork.metadata.uid)

@@ -13,6 +13,7 @@ from forktree.models import Fork, ForkStatus, Session, SessionPhase, SessionStat
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.branch_logs import BranchLogs
 from forktree_agent.control.living import Living
+from forktree_agent.control.newborns import Newborns
 from forktree_agent.control.objects import Store
 from forktree_agent.control.records import Records
 from forktree_agent.control.status_writer import Outdated, StatusWriter
@@ -42,11 +43,13 @@ class World:
     fork_work: Workers
     prune_work: Workers
     branch_work: Workers
+    early_work: Workers
     logs: BranchLogs
     sessions: Store[Session] = field(default_factory=Store[Session])
     forks: Store[Fork] = field(default_factory=Store[Fork])
     tree: Tree = field(default_factory=Tree)
     waiting: Waiting = field(default_factory=Waiting)
+    newborns: Newborns = field(default_factory=Newborns)
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """Every kind was listed once: absence from the stores means something from here on."""
     sweep_wanted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,10 +61,10 @@ class World:
         return self.settings.node_name
 
     def machine(self, owner: Owner) -> Machine | None:
-        return next((each for each in self.engine.machines() if each.owner == owner), None)
+        return self.engine.machine_of(owner)
 
     def point(self, owner: Owner) -> Point | None:
-        return next((each for each in self.engine.points() if each.owner == owner), None)
+        return self.engine.point_of(owner)
 
     def room_changed(self) -> None:
         """Something ended: those who wait for room ask again, and the report of use is outdated."""

@@ -164,7 +164,7 @@ class TreeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A machine that answered its identity message."""
+    """A machine that runs. Only one that `fork` did not wait for may still have to answer its identity."""
 
     id: MachineId
     owner: Owner
@@ -179,6 +179,16 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What memory one machine takes now, as the kernel counts it: not what it has been promised."""
+
+    unique_bytes: int
+    """Goes when the machine does: pages that it changed, its VMM's own, and layers that nobody else uses."""
+    shared_bytes: int
+    """Layers that it stands upon, and other machines or held instants too, each counted whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A held instant from which children can start."""
 
@@ -187,7 +197,7 @@ class Point:
     tree: TreeId | None
     """None for a baseline, which belongs to no tree."""
     bytes: int
-    """What holding this instant costs: its own layer and device state, not what it shares."""
+    """What holding this instant costs: the layers that it added and its device state, not what it shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +209,8 @@ class ForkClocks:
     stopped."""
     fork_ms: float
     """Parent stopped (earlier instant: children released from it) to every child running."""
-    ready_ms: float
-    """The same start, to every child's answered identity message."""
+    ready_ms: float | None
+    """The same start, to every child's answered identity message. None where that was not waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +248,7 @@ class Capability:
     passed: bool
     engine: str
     accelerator: str
-    """`kvm` or `tcg`."""
+    """`kvm` or `tcg`; empty where no machine runs."""
     reason: str
     """One word for status: `CanaryPassed`, or `Emulated` where it passed without KVM; else why it failed."""
     message: str
@@ -392,14 +402,33 @@ class Engine(Protocol):
         limits: TreeLimits,
         *,
         hooks: Hooks = NO_HOOKS,
+        answered: bool = True,
         deadline: float,
     ) -> ForkResult:
         """Freeze an instant of `parent` under `owner` and start one child per order from it.
 
         All or nothing: after any error or cancellation no child and no point is left, and the parent runs. A
-        paused parent stays paused; its children run. Without orders only the point is made. Raises
+        paused parent stays paused; its children run. Without orders only the point is made. Not `answered`:
+        returns as soon as every child runs, and each of them then answers or is ended for itself by
+        `deadline`; see `answered`. A parent that has not answered yet itself is waited for. Raises
         `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `HookFailed`, `DeadlineExceeded`,
         `ParentLost`.
+        """
+        ...
+
+    async def answered(self, machine: MachineId, *, deadline: float) -> float | None:
+        """Until a machine has answered its identity, and the hook after it is done.
+
+        Returns when that was, on the clock `ready_ms` of its fork; None for a machine that was waited for by
+        `fork`, or by an agent before this. Raises `MachineGone`, saying why it did not answer where that is
+        so, and `DeadlineExceeded`. `exec`, `attach`, `pause` and `resume` wait for it by themselves.
+        """
+        ...
+
+    def give(self, owners: Mapping[Owner, Owner]) -> None:
+        """Machines and points of these owners are the others' from here on. Unknown owners are left out.
+
+        Raises `JournalError`; some may have been given then, and giving again gives the rest.
         """
         ...
 
@@ -415,6 +444,13 @@ class Engine(Protocol):
         """Start children from a held instant: a baseline's for a root, an earlier fork's to expand it again.
 
         All or nothing, like `fork`. Raises the same, and `PointLost` in place of `ParentLost`.
+        """
+        ...
+
+    def keep_ready(self, baseline: BaselineId, count: int) -> None:
+        """From now on keep what makes so many roots of a baseline start sooner, as far as there is room.
+
+        Until told otherwise, the baseline is dropped, or this agent ends. What is kept is no machine.
         """
         ...
 
@@ -462,11 +498,23 @@ class Engine(Protocol):
         ...
 
     def machines(self) -> tuple[Machine, ...]:
-        """The machines that run now."""
+        """The machines that run now. All of them: whoever wants one asks `machine_of`."""
+        ...
+
+    def machine_of(self, owner: Owner) -> Machine | None:
+        """The machine that runs under `owner` now."""
         ...
 
     def points(self) -> tuple[Point, ...]:
         """The instants held now, baselines' included."""
+        ...
+
+    def point_of(self, owner: Owner) -> Point | None:
+        """The instant that is held under `owner` now."""
+        ...
+
+    def holds(self, point: PointId) -> bool:
+        """Whether an instant is held now."""
         ...
 
     def exits(self) -> AsyncIterator[MachineExit]:
@@ -474,3 +522,7 @@ class Engine(Protocol):
         ...
 
     def usage(self) -> Usage: ...
+
+    async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
+        """What a machine takes now; also of one that is paused. Raises `MachineGone`, `DeadlineExceeded`."""
+        ...

@@ -13,7 +13,7 @@ import binascii
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
@@ -56,6 +56,18 @@ class Caller:
         return parts[0] if self.username.startswith(_SERVICE_ACCOUNT) and len(parts) == 2 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What somebody would do, in the words of the API server."""
+
+    verb: str
+    namespace: str
+    resource: str
+    name: str
+    """Empty: to any."""
+    subresource: str
+
+
 class _User(msgspec.Struct):
     username: str = ""
     uid: str = ""
@@ -93,7 +105,7 @@ class Gate:
         self._client = client
         self._now = now
         self._callers: Remembered[bytes, Caller] = Remembered(KEPT_ANSWERS, now)
-        self._allowed: Remembered[tuple[bytes, ...], bool] = Remembered(KEPT_ANSWERS, now)
+        self._allowed: Remembered[tuple[bytes, _Access], bool] = Remembered(KEPT_ANSWERS, now)
         self._reviews = asyncio.Semaphore(REVIEWS_AT_ONCE)
 
     async def caller(self, authorization: str | None) -> Caller:
@@ -125,32 +137,31 @@ class Gate:
     ) -> None:
         """Return if `caller` may `verb` it (or its `subresource`). Raises `Refusal` (403) otherwise.
 
-        Only permissions are remembered: a right that is granted counts at once.
+        Only permissions are remembered: a right that is granted counts at once. Whoever may it everywhere in
+        the namespace, as nearly all may, is not asked about for each name: children have new ones all along.
         """
-        asked = (verb, namespace, resource, name, subresource)
-        key = (caller.token_hash, *(part.encode() for part in asked))
-        if self._allowed.get(key):
+        everywhere = _Access(verb, namespace, resource, "", subresource)
+        asked = (everywhere, replace(everywhere, name=name)) if name else (everywhere,)
+        if any(self._allowed.get((caller.token_hash, each)) for each in asked):
             return
+        for each in asked:
+            if await self._may(caller, each):
+                self._allowed.keep((caller.token_hash, each), True, KEPT_SECONDS)
+                return
+        what = f"{resource}/{subresource}" if subresource else resource
+        sentence = f"{caller.username} may not {verb} {what} of {GROUP} in the namespace {namespace}"
+        raise Refusal(Code.FORBIDDEN, sentence)
+
+    async def _may(self, caller: Caller, access: _Access) -> bool:
         spec = {
             "user": caller.username,
             "uid": caller.uid,
             "groups": list(caller.groups),
             "extra": caller.extra,
-            "resourceAttributes": {
-                "group": GROUP,
-                "resource": resource,
-                "subresource": subresource,
-                "verb": verb,
-                "namespace": namespace,
-                "name": name,
-            },
+            "resourceAttributes": {"group": GROUP, **asdict(access)},
         }
         answer = await self._ask("authorization.k8s.io", "SubjectAccessReview", "subjectaccessreviews", spec)
-        if not msgspec.json.decode(answer, type=_AccessReview).status.allowed:
-            what = f"{resource}/{subresource}" if subresource else resource
-            sentence = f"{caller.username} may not {verb} {what} of {GROUP} in the namespace {namespace}"
-            raise Refusal(Code.FORBIDDEN, sentence)
-        self._allowed.keep(key, True, KEPT_SECONDS)
+        return msgspec.json.decode(answer, type=_AccessReview).status.allowed
 
     async def _review(self, token: str, token_hash: bytes) -> Caller | None:
         spec = {"token": token, "audiences": [AUDIENCE]}

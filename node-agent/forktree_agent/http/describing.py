@@ -9,6 +9,7 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Fork, Session, SessionTemplate
 from forktree.wire import SessionInfo
+from forktree_agent.control.facade import Facade
 
 FORKS_ABOVE = 65
 """A fork of a fork of a fork …: as deep as a tree may be, so a longer way up is a cycle made by hand."""
@@ -42,6 +43,12 @@ async def describe_one(client: KubeClient, session: Session, now: datetime) -> S
         template=await template_name(client, session),
         parent=await parent_name(client, session),
     )
+
+
+def describe_newborn(facade: Facade, session: Session, now: datetime) -> SessionInfo:
+    """A child of this node that has no object yet."""
+    template, parent = facade.template_name(session), facade.parent_name(session)
+    return describe(session, now, template=template, parent=parent)
 
 
 async def describe_all(client: KubeClient, namespace: str, now: datetime) -> list[SessionInfo]:

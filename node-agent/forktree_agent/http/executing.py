@@ -90,9 +90,12 @@ def allowed_seconds(request: Exec, limit: int | None) -> float:
 
 
 async def running(facade: Facade, session: Session, deadline: float) -> Session:
-    """The session, once it runs on this node. Raises `Refusal`, `not_ready` for one that is paused."""
+    """The session, once it runs on this node and has its own identity.
+
+    Raises `Refusal`, `not_ready` for one that is paused, and what `Facade.heard` raises.
+    """
     session_id = session.metadata.name
-    if not _settled(session):
+    if not _settled(session) and not _newborn(facade, session):
         try:
             session = await facade.session_when(session.metadata.uid, _settled, deadline=deadline)
         except ObjectGone as err:
@@ -108,7 +111,14 @@ async def running(facade: Facade, session: Session, deadline: float) -> Session:
     if _is_paused(session):
         sentence = f"session {session_id} is paused: set its spec.state to Running to use it"
         raise Refusal(Code.NOT_READY, sentence)
+    await facade.heard(session, deadline=deadline)
     return session
+
+
+def _newborn(facade: Facade, session: Session) -> bool:
+    """A child whose machine runs, and whose object only does not say so yet."""
+    to_run = session.spec.state is SessionState.RUNNING and session.spec.fork_ref is not None
+    return to_run and facade.machine(session) is not None
 
 
 def _settled(session: Session) -> bool:

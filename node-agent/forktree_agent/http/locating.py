@@ -4,25 +4,52 @@ from __future__ import annotations
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
-from forktree.models import Session
+from forktree.models import ForkNode, ObjectMeta, Session, SessionSpec
+from forktree.models.session import ForkRef
 from forktree_agent.control.facade import Facade
 from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.naming import tag_in, tag_of
 from forktree_agent.http.waiting import Vanished, until
 
 
 async def find(client: KubeClient, facade: Facade, namespace: str, session_id: str) -> Session:
     """The session: from memory if this node has it, else as the API server has it now.
 
-    Raises `Refusal` (`no_such_session`).
+    A child that another node made and that has no object yet is only known by its node.
+
+    Raises `Refusal`: `no_such_session`, and `session_gone` for a child that came to nothing.
     """
     known = facade.session(namespace, session_id)
     if known is not None:
         return known
+    why = facade.why_gone(namespace, session_id)
+    if why is not None:
+        raise Refusal(Code.SESSION_GONE, f"session {session_id} is gone: {why}")
     try:
         return await client.get(Session, namespace, session_id)
     except NotFound as err:
+        node = await _maker(client, facade, session_id)
+        if node is not None:
+            return _somewhere(namespace, session_id, node)
         sentence = f"there is no session {session_id} in the namespace {namespace}"
         raise Refusal(Code.NO_SUCH_SESSION, sentence) from err
+
+
+async def _maker(client: KubeClient, facade: Facade, session_id: str) -> str | None:
+    """The other node whose agent knows whether there is such a session, as its name tells."""
+    tag = tag_in(session_id)
+    if tag is None or tag == tag_of(facade.node_name):
+        return None
+    nodes = (each.metadata.name for each in (await client.list(ForkNode)).items)
+    return next((node for node in nodes if tag_of(node) == tag), None)
+
+
+def _somewhere(namespace: str, session_id: str, node: str) -> Session:
+    fork, index, _ = session_id.rsplit("-", 2)
+    return Session(
+        metadata=ObjectMeta(name=session_id, namespace=namespace),
+        spec=SessionSpec(fork_ref=ForkRef(name=fork, uid=fork, index=int(index)), node_name=node),
+    )
 
 
 async def find_placed(
@@ -33,7 +60,7 @@ async def find_placed(
     Raises `Refusal`, also when the session goes meanwhile, and at `deadline` (loop time).
     """
     session = await find(client, facade, namespace, session_id)
-    if facade.session(namespace, session_id) is session:
+    if facade.session(namespace, session_id) is session or _is_placed(session):
         return session
     try:
         return await until(client, session, _is_placed, deadline=deadline)
@@ -42,6 +69,23 @@ async def find_placed(
     except TimeoutError as err:
         why = session.status.message or "it waits to be placed"
         raise Refusal(Code.NOT_READY, f"session {session_id} has no node yet: {why}") from err
+
+
+async def recorded(facade: Facade, session: Session, *, deadline: float) -> Session:
+    """A session of this node, once it has its object; at once for all but those just forked.
+
+    Raises `Refusal`, also at `deadline` (loop time).
+    """
+    session_id = session.metadata.name
+    try:
+        found = await facade.recorded(session, deadline=deadline)
+    except TimeoutError as err:
+        sentence = f"session {session_id} runs, but the API server has not taken its object yet"
+        raise Refusal(Code.NOT_READY, sentence) from err
+    if found is None:
+        why = facade.why_gone(session.metadata.namespace or "", session_id) or "it was deleted"
+        raise Refusal(Code.SESSION_GONE, f"session {session_id} is gone: {why}")
+    return found
 
 
 def other_node(facade: Facade, session: Session) -> str | None:

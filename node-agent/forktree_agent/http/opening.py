@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+import time
 from http import HTTPStatus
 
 from forktree.kube.client import KubeClient
@@ -24,11 +24,10 @@ async def open_session(
 ) -> tuple[SessionCreated, HTTPStatus]:
     """A running session: 201 if this call made its object, 200 if an earlier call of that name did.
 
-    `seen`: when the request was, in loop time. On any refusal after this call made the object, the object is
+    `seen`: when the request was, monotonic seconds. On any refusal after this call made the object, that is
     deleted again; the one exception is a named session that is still on its way at the deadline, which the
     same call can be repeated for.
     """
-    loop = asyncio.get_running_loop()
     deadline = seen + WAIT_SECONDS
     session, made = await _object(client, namespace, request)
     keep = not made
@@ -53,7 +52,7 @@ async def open_session(
         session_id=session.metadata.name,
         template_id=request.template_id,
         fork_time_ms=status.fork_ms,
-        create_time_ms=round((loop.time() - seen) * 1000, 3),
+        create_time_ms=round((time.monotonic() - seen) * 1000, 3),
         node=status.node,
         mode=status.mode,
         level=status.level,

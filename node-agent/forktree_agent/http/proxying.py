@@ -25,6 +25,7 @@ from yarl import URL
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import ForkNode
+from forktree.wire import IDEMPOTENCY_KEY
 from forktree_agent.http import bodies
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.remembering import Remembered
@@ -117,6 +118,8 @@ class Proxy:
             "Content-Type": "application/json",
             HOP_HEADER: self._node_name,
         }
+        if IDEMPOTENCY_KEY in request.headers:
+            headers[IDEMPOTENCY_KEY] = request.headers[IDEMPOTENCY_KEY]
         body = await bodies.raw(request)  # Here already where the handler had a use for it.
         try:
             async with (

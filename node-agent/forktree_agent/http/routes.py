@@ -22,9 +22,9 @@ from forktree.models.texts import is_dns_label
 from forktree.wire import EXEC_ID, CreateSession, Exec, ExecList, ForkSession, Health, SessionDeleted
 from forktree_agent.control.branch_logs import KEPT_BYTES
 from forktree_agent.control.facade import Facade
-from forktree_agent.http import bodies, branch_log, executing, forking, locating
+from forktree_agent.http import bodies, branch_log, executing, forking, locating, repeating, weighing
 from forktree_agent.http.auth import Caller, Gate
-from forktree_agent.http.describing import describe_all, describe_one
+from forktree_agent.http.describing import describe_all, describe_newborn, describe_one
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.opening import open_session
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
@@ -69,6 +69,7 @@ class Api:
             ("GET", "/sessions", self._list, "list", ""),
             ("GET", session, self._get, "get", ""),
             ("DELETE", session, self._delete, "delete", ""),
+            ("GET", f"{session}/memory", self._memory, "get", ""),
             ("POST", f"{session}/exec", self._exec, "create", "exec"),
             ("GET", f"{session}/execs", self._execs, "get", "exec"),
             ("GET", f"{session}/execs/{{exec_id}}", self._attach, "get", "exec"),
@@ -103,6 +104,8 @@ class Api:
 
     async def _create(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, CreateSession)
+        name = repeating.name_of(asked.request, asked.caller, wanted.name)
+        wanted = wanted.model_copy(update={"name": name})
         seen = asked.request[SEEN]
         body, status = await open_session(self._client, asked.namespace, wanted, seen=seen)
         return await bodies.answer(body, status)
@@ -114,15 +117,35 @@ class Api:
         try:
             session = await self._client.get(Session, asked.namespace, asked.session_id)
         except NotFound as err:
-            raise _no_such_session(asked.session_id, asked.namespace) from err
+            # A child that has no object yet, or never will.
+            found = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
+            if node := locating.other_node(self._facade, found):
+                return await self._hand_on(asked, node, "", asked.request[SEEN] + HOP_SECONDS)
+            if found.metadata.uid:
+                raise _no_such_session(asked.session_id, asked.namespace) from err
+            return await bodies.answer(describe_newborn(self._facade, found, datetime.now(UTC)))
         return await bodies.answer(await describe_one(self._client, session, datetime.now(UTC)))
 
     async def _delete(self, asked: Asked) -> web.Response:
+        known = self._facade.session(asked.namespace, asked.session_id)
+        if known is not None and not known.metadata.uid:
+            wait_until = asked.request[SEEN] + forking.WAIT_SECONDS
+            await locating.recorded(self._facade, known, deadline=wait_until)
         try:
             await self._client.delete(Session, asked.namespace, asked.session_id)
         except NotFound as err:
+            found = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
+            if node := locating.other_node(self._facade, found):
+                return await self._hand_on(asked, node, "", asked.request[SEEN] + forking.WAIT_SECONDS)
             raise _no_such_session(asked.session_id, asked.namespace) from err
         return await bodies.answer(SessionDeleted(deleted=True, session_id=asked.session_id))
+
+    async def _memory(self, asked: Asked) -> web.Response:
+        session = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
+        if node := locating.other_node(self._facade, session):
+            end_by = asyncio.get_running_loop().time() + weighing.WEIGH_SECONDS
+            return await self._hand_on(asked, node, "memory", end_by)
+        return await bodies.answer(await weighing.weigh(self._facade, session))
 
     async def _exec(self, asked: Asked) -> web.Response:
         wanted = await bodies.read(asked.request, Exec)
@@ -166,15 +189,29 @@ class Api:
         return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
 
     async def _fork(self, asked: Asked) -> web.Response:
-        wanted = await bodies.read(asked.request, ForkSession)
-        seen = asked.request[SEEN]
+        body = await bodies.read(asked.request, ForkSession)
+        wait = _record_wait(asked.request)
+        name = repeating.name_of(asked.request, asked.caller, body.name)
+        wanted = forking.Wanted(
+            namespace=asked.namespace,
+            session_id=asked.session_id,
+            replicas=body.replicas,
+            name=name,
+            called=repeating.called(asked.request, "fork", name or ""),
+            seen=asked.request[SEEN],
+        )
         parent = await locating.find(self._client, self._facade, asked.namespace, asked.session_id)
         if node := locating.other_node(self._facade, parent):
-            return await self._hand_on(asked, node, "fork", seen + forking.WAIT_SECONDS)
-        body, status = await forking.fork_session(
-            self._client, asked.namespace, asked.session_id, wanted, seen=seen
-        )
-        return await bodies.answer(body, status)
+            what = "fork?record=wait" if wait else "fork"
+            return await self._hand_on(asked, node, what, wanted.deadline)
+        known = self._facade.session(asked.namespace, asked.session_id)
+        answered = None
+        if known is not None:
+            known = await locating.recorded(self._facade, known, deadline=wanted.deadline)
+            answered = None if wait else await forking.fork_at_once(self._facade, known, wanted)
+        if answered is None:
+            answered = await forking.fork_by_object(self._client, self._facade, wanted)
+        return await bodies.answer(*answered)
 
     async def _child_log(self, request: web.Request) -> web.Response:
         caller = await self._gate.caller(request.headers.get("Authorization"))
@@ -197,7 +234,7 @@ class Api:
         """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself."""
         errand = Errand(
             node=node,
-            path=f"/ns/{asked.namespace}/v1/sessions/{asked.session_id}/{what}",
+            path=f"/ns/{asked.namespace}/v1/sessions/{asked.session_id}" + (what and f"/{what}"),
             subject=f"session {asked.session_id}",
             deadline=end_by + HOP_SECONDS,
         )
@@ -230,6 +267,14 @@ def _wait_seconds(request: web.Request) -> float:
     if not 0 <= seconds <= WAIT_SECONDS_MAX:
         raise Refusal(Code.BAD_REQUEST, f"`wait_seconds` must be a number from 0 to {WAIT_SECONDS_MAX:g}")
     return seconds
+
+
+def _record_wait(request: web.Request) -> bool:
+    """`?record=wait`: whether to answer only when all objects are there."""
+    record = request.query.get("record")
+    if record not in {None, "wait"}:
+        raise Refusal(Code.BAD_REQUEST, "`record` can only be `wait`")
+    return record == "wait"
 
 
 def _no_such_session(session_id: str, namespace: str) -> Refusal:

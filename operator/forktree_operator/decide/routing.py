@@ -11,10 +11,14 @@ from datetime import datetime
 
 from forktree.models.conditions import ConditionStatus, ConditionType, find
 from forktree.models.fork import Fork, ForkSource, SourceRef
+from forktree.models.names import BORN_ON_ANNOTATION
 from forktree.models.reasons import ForkPhase, Reason, SessionPhase
 from forktree.models.session import Session
 from forktree_operator.decide.actions import Action, Ignore, Place, Reject, Wait
 from forktree_operator.decide.agents import AgentState
+
+AGAIN_SECONDS = 10.0
+"""Until it is asked again whether the agent that made a fork is lost. Usually that has written by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,17 @@ def route(
     """Which node takes `fork`. Safe to ask again after any lost or doubled event.
 
     `source` is the object of the name that the fork gives, and `agent` the state of the agent where that
-    runs. `now` and the creation time come from two clocks, so they are compared with seconds in mind.
+    runs; of a fork that says itself on which node it was made, that node's, and no source is needed. `now`
+    and the creation time come from two clocks, so they are compared with seconds in mind.
     """
     if fork.status.node or fork.metadata.deleting or fork.status.phase.terminal:
         return Ignore()
     waited_seconds = _age_seconds(fork, now)
+    born_on = fork.metadata.annotations.get(BORN_ON_ANNOTATION)
+    if born_on is not None:
+        # Its machines were there before it, and its agent says so itself, unless that died before it could.
+        overdue = agent is AgentState.LOST or waited_seconds > fork.spec.timeout_seconds
+        return Place(born_on) if overdue else Wait(again_seconds=AGAIN_SECONDS)
     source_ref = wanted(fork)
     kind, name, uid = source_ref.word, source_ref.name, source_ref.uid
     if source is None:

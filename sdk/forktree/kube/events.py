@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 QUEUE_LENGTH: Final = 256
 WRITES_PER_SECOND: Final = 10.0
 """In the long run. A hundred nodes at this pace are as much as one API server should spend on news."""
+FORKS_PER_SECOND: Final = 1.0
+"""Of those, news that a fork was made: there is one for every fork, and while there are many they take what
+the forks' own objects wait for. What is more is dropped at once: no other news wait behind it."""
 WRITES_AT_ONCE: Final = 50
 """After a quiet time: a tree that is pruned or a burst of forks is told whole."""
 NOTE_BYTES: Final = 1024
@@ -85,11 +88,15 @@ class Announcer:
         self._client, self._reporter, self._instance = client, reporter, instance
         self._waiting: asyncio.Queue[News] = asyncio.Queue(queue_length)
         self._pace = _Pace(writes_per_second, writes_at_once)
+        self._forks_pace = _Pace(FORKS_PER_SECOND, writes_at_once)
         self.dropped = 0
         """News that were never written, since this began."""
 
     def say(self, about: Subject, reason: EventReason, note: str) -> None:
         """Have it told soon, or never. Does not wait and does not raise."""
+        if reason is EventReason.FORKED and not self._forks_pace.allows(asyncio.get_running_loop().time()):
+            self._drop("there are too many forks to tell of each")
+            return
         try:
             self._waiting.put_nowait(News(about=about, reason=reason, note=note, at=datetime.now(UTC)))
         except asyncio.QueueFull:
@@ -140,10 +147,22 @@ class _Pace:
 
     def wait_seconds(self, now: float) -> float:
         """Take one permission. Returns how long to wait until it holds."""
+        self._fill(now)
+        self._left -= 1
+        return max(0.0, -self._left / self._per_second)
+
+    def allows(self, now: float) -> bool:
+        """Take one permission if there is one that holds now."""
+        self._fill(now)
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def _fill(self, now: float) -> None:
         passed = 0.0 if self._filled_at is None else now - self._filled_at
         self._filled_at = now
-        self._left = min(self._at_once, self._left + passed * self._per_second) - 1
-        return max(0.0, -self._left / self._per_second)
+        self._left = min(self._at_once, self._left + passed * self._per_second)
 
 
 def weight(reason: EventReason) -> Literal["Normal", "Warning"]:

@@ -238,7 +238,8 @@ class ForkStatus(ApiModel):
     fork_point_id: str | None = None
     """The instant, as the node names it."""
     point_bytes: int | None = None
-    """Bytes that holding the instant costs, beyond what it shares with its source."""
+    """Bytes that holding the instant costs, beyond what its source had: what was copied for it, also ahead of
+    the stop, and its device state."""
     replicas: int | None = None
     """Children that were started."""
     ready_replicas: int | None = None

@@ -30,10 +30,17 @@ NAME_RULES: Final = (
 """CEL rule and message for what users name, so that a name fits a label and a host name."""
 
 
+BORN_ANNOTATION: Final = "forktree.dev/born"
+"""On a Fork whose machines were there before it: what the agent that made them called it until then."""
+BORN_ON_ANNOTATION: Final = "forktree.dev/born-on"
+"""On the same: the node they run on. Only that node's agent can set either, so nobody else need route it."""
+
+
 def child_name(fork_name: str, index: int, fork_uid: Uid) -> str:
     """The name of a Fork's child. A Fork made again under the same name gives other names.
 
-    At most 63 characters for any Fork name that the API server accepts.
+    `fork_uid`: for children that were there before their Fork, what that was called until then. At most 63
+    characters for any Fork name that the API server accepts.
     """
     return f"{fork_name}-{index}-{fork_uid[-5:]}"
 

@@ -77,9 +77,12 @@ SESSION_STEPS: Final[Mapping[SessionPhase, frozenset[SessionPhase]]] = {
     SessionPhase.RELEASED: frozenset(),
 }
 FORK_STEPS: Final[Mapping[ForkPhase, frozenset[ForkPhase]]] = {
-    # One write tells all when a fork succeeds, so Forking is seen only where it takes long.
-    ForkPhase.PENDING: frozenset({ForkPhase.FORKING, ForkPhase.RUNNING, ForkPhase.FAILED}),
-    ForkPhase.FORKING: frozenset({ForkPhase.RUNNING, ForkPhase.FAILED}),
+    # One write tells all when a fork succeeds, so Forking is seen only where it takes long, and Running only
+    # where its children's objects or commands are awaited.
+    ForkPhase.PENDING: frozenset(
+        {ForkPhase.FORKING, ForkPhase.RUNNING, ForkPhase.COMPLETE, ForkPhase.FAILED}
+    ),
+    ForkPhase.FORKING: frozenset({ForkPhase.RUNNING, ForkPhase.COMPLETE, ForkPhase.FAILED}),
     ForkPhase.RUNNING: frozenset({ForkPhase.COMPLETE, ForkPhase.FAILED}),
     ForkPhase.COMPLETE: frozenset(),
     ForkPhase.FAILED: frozenset(),

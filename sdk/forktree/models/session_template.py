@@ -200,13 +200,22 @@ class TreeLimits(ApiModel):
         return None if self.memory is None else parse_bytes(self.memory)
 
 
+def _unchanged(*names: str) -> str:
+    """A rule that these fields are as they were."""
+    return " && ".join(
+        f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+        for name in names
+    )
+
+
 class SessionTemplateSpec(ApiModel):
-    """How a root session starts. Written once by a user; to change it, create another template."""
+    """How a root session starts. Written once by a user, but for `standby`; to change it, create another
+    template."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                "self == oldSelf",
+                _unchanged("image", "machine", "command", "env", "readinessProbe", "hooks", "treeLimits"),
                 "spec of a SessionTemplate cannot be changed: create another under a new name",
             )
         )
@@ -245,6 +254,10 @@ class SessionTemplateSpec(ApiModel):
     """What is run around a fork."""
     tree_limits: TreeLimits = TreeLimits()
     """What one tree may take."""
+    standby: int = Field(default=0, ge=0, le=64)
+    """Waiting machines that each node keeps for new roots, as far as it has room: a root then starts in
+    milliseconds, and the node bakes the template before anybody asks. Each takes some 25 MB. Roots with
+    `treeLimits.memory` do not use them. May be changed."""
 
 
 class BakedNode(ApiModel):

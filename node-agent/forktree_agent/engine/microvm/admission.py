@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from forktree_agent.engine.contract import AtCapacity, MemoryLimit, TreeLimits, Usage
@@ -15,10 +15,15 @@ VMM_OVERHEAD_BYTES = 96 << 20
 class Reservation:
     tree: str | None
     bytes: int
+    give_up: Callable[[], None] | None = None
+    """Told that the room was taken: of what is only there ahead of time. None: it stays."""
 
 
 class Ledger:
-    """Reservations by holder (a machine's or a point's id), against one capacity and each tree's limit."""
+    """Reservations by holder (a machine's or a layer's id), against one capacity and each tree's limit.
+
+    What is spare gives way to everything else, oldest first, and only where that makes enough room.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -29,7 +34,11 @@ class Ledger:
 
         Raises `AtCapacity`, `MemoryLimit`.
         """
-        free = self._capacity_bytes - self.usage().reserved_bytes
+        self._make_room(size_bytes, limits)
+        self._admit(size_bytes, limits, what)
+
+    def _admit(self, size_bytes: int, limits: TreeLimits | None, what: str) -> None:
+        free = self._free()
         if size_bytes > free:
             advice = (
                 "more than the node has" if size_bytes > self._capacity_bytes else "delete sessions or wait"
@@ -54,6 +63,21 @@ class Ledger:
         self.admit(size_bytes, limits, "it")
         self._held[holder] = Reservation(limits.tree if limits else None, size_bytes)
 
+    def spare(
+        self,
+        holder: Hashable,
+        size_bytes: int,
+        limits: TreeLimits | None,
+        *,
+        give_up: Callable[[], None],
+    ) -> None:
+        """Promise what nothing else has, until something else needs it: then `give_up` is called.
+
+        Raises `AtCapacity`, `MemoryLimit`.
+        """
+        self._admit(size_bytes, limits, "what is made ahead of time")
+        self._held[holder] = Reservation(limits.tree if limits else None, size_bytes, give_up)
+
     def record(self, holder: Hashable, size_bytes: int, tree: str | None) -> None:
         """Note what exists already, whatever the limits say: adoption, or a size now known exactly."""
         self._held[holder] = Reservation(tree, size_bytes)
@@ -63,9 +87,30 @@ class Ledger:
         self._held.pop(holder, None)
 
     def usage(self) -> Usage:
-        return Usage(
-            capacity_bytes=self._capacity_bytes, reserved_bytes=sum(r.bytes for r in self._held.values())
-        )
+        """Without what is spare: whoever needs that room has it."""
+        firm = sum(r.bytes for r in self._held.values() if r.give_up is None)
+        return Usage(capacity_bytes=self._capacity_bytes, reserved_bytes=firm)
+
+    def _make_room(self, size_bytes: int, limits: TreeLimits | None) -> None:
+        if limits is not None and limits.memory_bytes is not None:
+            over = self._of_tree(limits.tree) + size_bytes - limits.memory_bytes
+            self._take_spare(over, lambda r: r.tree == limits.tree)
+        self._take_spare(size_bytes - self._free(), lambda _: True)
+
+    def _take_spare(self, size_bytes: int, among: Callable[[Reservation], bool]) -> None:
+        spare = [(holder, r) for holder, r in self._held.items() if r.give_up is not None and among(r)]
+        if sum(r.bytes for _, r in spare) < size_bytes:
+            return
+        for holder, reservation in spare:
+            if size_bytes <= 0:
+                return
+            size_bytes -= reservation.bytes
+            del self._held[holder]
+            assert reservation.give_up is not None
+            reservation.give_up()
+
+    def _free(self) -> int:
+        return self._capacity_bytes - sum(r.bytes for r in self._held.values())
 
     def _of_tree(self, tree: str) -> int:
         return sum(r.bytes for r in self._held.values() if r.tree == tree)

@@ -60,9 +60,10 @@ async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Sur
         points = [point for point in points if point.id not in batch.points]
     for ended in exits:
         await resources.end_machine(ended.machine)
+    await _end_waiting(resources)
     await _end_strangers(resources, listing, {record.id for record, _ in machines})
     baselines = _baselines(resources, {point.id for point in points})
-    await resources.store.drop_unused(point.state_file for point in points)
+    await resources.store.drop_all_but(point.state_file for point in points)
     log.info("adopted machines=%d points=%d baselines=%d", len(machines), len(points), len(baselines))
     return Survivors(tuple(machines), tuple(points), baselines, tuple(exits))
 
@@ -79,7 +80,6 @@ def _points(resources: Resources) -> tuple[list[PointRecord], list[PointRecord]]
             log.warning("point_lost point=%s owner=%s message=%r", record.id, record.owner, str(err))
             lost.append(record)
         else:
-            resources.ledger.record(record.id, record.own_bytes, record.tree)
             kept.append(record)
     return kept, lost
 
@@ -90,6 +90,7 @@ async def _machines(
     running = {entry.machine for entry in listing.machines if entry.exit is None}
     texts = {entry.machine: entry.exit.text for entry in listing.machines if entry.exit is not None}
     records = load_all(resources.journal, MACHINE_KIND, MachineRecord)
+    records = {name: record for name, record in records.items() if not record.waiting}
     # Of dead machines too, and before any is ended: a group goes with the last machine that is in it.
     for record in records.values():
         resources.vmms.note_group(tree_group(record.tree), (record.id,))
@@ -125,6 +126,13 @@ async def _resume(resources: Resources, record: MachineRecord, *, deadline: floa
         await vmm.monitor.settle(paused=record.paused)
     vmm.guest.take_over()
     return vmm
+
+
+async def _end_waiting(resources: Resources) -> None:
+    """Those in wait for a fork were nobody's machines; what they waited for is not known any more."""
+    for name, record in load_all(resources.journal, MACHINE_KIND, MachineRecord).items():
+        if record.waiting:
+            await resources.end_machine(name)
 
 
 async def _end_strangers(resources: Resources, listing: Listing, known: set[str]) -> None:

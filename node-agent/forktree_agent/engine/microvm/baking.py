@@ -113,12 +113,6 @@ async def _boot(
 
 def _keep(resources: Resources, layer: str, point: str, identity: BaselineId, build: Build) -> PointRecord:
     resources.store.seal(layer)
-    resources.store.add_layer(
-        LayerRecord(
-            id=layer, bytes=build.memory_bytes, pages=build.memory_bytes // PAGE_BYTES, runs=0, table_offset=0
-        ),
-        user=point,
-    )
     record = PointRecord(
         id=point,
         owner=f"baseline/{identity}",
@@ -128,8 +122,14 @@ def _keep(resources: Resources, layer: str, point: str, identity: BaselineId, bu
         own_bytes=build.memory_bytes,
         build=build,
     )
+    # Before it uses its layer: undoing finds by the record what it is to leave.
     resources.journal.put(POINT_KIND, point, to_journal(record))
-    resources.ledger.record(point, build.memory_bytes, None)
+    resources.store.add_layer(
+        LayerRecord(
+            id=layer, bytes=build.memory_bytes, pages=build.memory_bytes // PAGE_BYTES, runs=0, table_offset=0
+        ),
+        user=point,
+    )
     return record
 
 

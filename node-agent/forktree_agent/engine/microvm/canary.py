@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,7 @@ from forktree_agent.engine.contract import (
     TreeLimits,
 )
 from forktree_agent.engine.microvm.records import CanaryRecord
+from forktree_agent.engine.microvm.tracking import DEVICE
 from forktree_agent.typed_records import load_one, to_journal
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ async def find_accelerator(engine: Trial, resources: Resources, *, deadline: flo
     known = load_one(resources.journal, CANARY_KIND, CANARY_KEY, CanaryRecord)
     if known is not None and known.tried == tried:
         return known
-    verdict = await _verdict(engine, resources.settings.accelerator, tried, deadline=deadline)
+    verdict = await _verdict(engine, resources, tried, deadline=deadline)
     resources.journal.put(CANARY_KIND, CANARY_KEY, to_journal(verdict))
     log.info(
         "canary passed=%s accelerator=%s reason=%s message=%r",
@@ -73,14 +75,15 @@ async def find_accelerator(engine: Trial, resources: Resources, *, deadline: flo
     return verdict
 
 
-async def _verdict(engine: Trial, wanted: str, tried: str, *, deadline: float) -> CanaryRecord:
+async def _verdict(engine: Trial, resources: Resources, tried: str, *, deadline: float) -> CanaryRecord:
+    wanted = resources.settings.accelerator
     why_not = "KVM was not asked for"
     if wanted in {"auto", "kvm"}:
         refusal = _kvm_refusal()
         if refusal is None:
             soon = min(deadline, asyncio.get_running_loop().time() + KVM_SECONDS)
             try:
-                boot_ms, fork_ms = await _try(engine, "kvm", deadline=soon)
+                trip = await _try(engine, resources, "kvm", deadline=soon)
             except EngineError as err:
                 refusal = f"a guest does not run under KVM: {err}"
             else:
@@ -89,15 +92,15 @@ async def _verdict(engine: Trial, wanted: str, tried: str, *, deadline: float) -
                     passed=True,
                     accelerator="kvm",
                     reason="CanaryPassed",
-                    message="a guest booted, forked and compared equal under KVM",
-                    boot_ms=boot_ms,
-                    fork_ms=fork_ms,
+                    message=f"a guest booted, forked and compared equal under KVM; {trip.told()}",
+                    boot_ms=trip.boot_ms,
+                    fork_ms=trip.fork_ms,
                 )
         why_not = refusal
         if wanted == "kvm":
             return _failed(tried, "kvm", "NoKvm", why_not)
     try:
-        boot_ms, fork_ms = await _try(engine, "tcg", deadline=deadline)
+        trip = await _try(engine, resources, "tcg", deadline=deadline)
     except EngineError as err:
         return _failed(tried, "tcg", "CanaryFailed", f"{why_not}; under emulation: {err}")
     return CanaryRecord(
@@ -105,14 +108,29 @@ async def _verdict(engine: Trial, wanted: str, tried: str, *, deadline: float) -
         passed=True,
         accelerator="tcg",
         reason="Emulated",
-        message=f"a guest booted, forked and compared equal under emulation; {why_not}",
-        boot_ms=boot_ms,
-        fork_ms=fork_ms,
+        message=f"a guest booted, forked and compared equal under emulation; {why_not}; {trip.told()}",
+        boot_ms=trip.boot_ms,
+        fork_ms=trip.fork_ms,
     )
 
 
-async def _try(engine: Trial, accelerator: Accelerator, *, deadline: float) -> tuple[float, float]:
-    """Boot and fork once. Returns boot and fork time in milliseconds; nothing is left either way."""
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A canary that came back."""
+
+    boot_ms: float
+    fork_ms: float
+    untracked: str | None
+    """Why what it wrote was not noted; None if it was."""
+
+    def told(self) -> str:
+        if self.untracked is None:
+            return "a fork copies what was written since the one before"
+        return f"a fork copies all that its parent ever wrote, since writes are not noted: {self.untracked}"
+
+
+async def _try(engine: Trial, resources: Resources, accelerator: Accelerator, *, deadline: float) -> Trip:
+    """Boot once and fork twice. Nothing is left, whether it works or not."""
     baseline = await engine.bake_with(CANARY_SHAPE, accelerator, deadline=deadline)
     limits = TreeLimits(tree=TreeId("canary"))
     ended: list[MachineId] = []
@@ -120,21 +138,30 @@ async def _try(engine: Trial, accelerator: Accelerator, *, deadline: float) -> t
         born = await engine.branch(baseline.point, [_order("canary-parent")], limits, deadline=deadline)
         parent = born.children[0]
         ended.append(parent.id)
-        planted = await _say(engine, parent.id, PLANT, deadline=deadline)
-        forked = await engine.fork(
-            parent.id, Owner(f"canary/{uuid.uuid4()}"), [_order("canary-child")], limits, deadline=deadline
-        )
-        child = forked.children[0]
-        ended.append(child.id)
-        seen = [await _say(engine, each, COMPARE, deadline=deadline) for each in ended]
-        await engine.drop_point(forked.point.id)
-        if seen != [planted, planted]:
-            raise ForkFailed("memory of the canary's child differs from its parent's")
-        return baseline.boot_ms, forked.clocks.fork_ms
+        # Twice: the second time, where that can be, only what was written since the first is copied.
+        fork_ms = [await _compare(engine, parent.id, ended, limits, deadline=deadline) for _ in range(2)]
+        return Trip(baseline.boot_ms, fork_ms[0], resources.vmms.why_untracked(parent.id))
     finally:
         for machine in ended:
             await engine.release(machine)
         await engine.drop_baseline(baseline.id)
+
+
+async def _compare(
+    engine: Trial, parent: MachineId, ended: list[MachineId], limits: TreeLimits, *, deadline: float
+) -> float:
+    """Fork, and compare what the child has with what its parent wrote. Returns the fork's milliseconds."""
+    planted = await _say(engine, parent, PLANT, deadline=deadline)
+    forked = await engine.fork(
+        parent, Owner(f"canary/{uuid.uuid4()}"), [_order("canary-child")], limits, deadline=deadline
+    )
+    child = forked.children[0]
+    ended.append(child.id)
+    seen = [await _say(engine, each, COMPARE, deadline=deadline) for each in (parent, child.id)]
+    await engine.drop_point(forked.point.id)
+    if seen != [planted, planted]:
+        raise ForkFailed("memory of the canary's child differs from its parent's")
+    return forked.clocks.fork_ms
 
 
 async def _say(engine: Trial, machine: MachineId, script: str, *, deadline: float) -> bytes:
@@ -179,5 +206,7 @@ def _subject(resources: Resources) -> str:
         resources.guest.manifest.initrd_sha256,
         resources.guest.digest(CANARY_SHAPE.image),
         resources.settings.accelerator,
+        resources.settings.write_tracking,
+        Path(DEVICE).exists(),
     ]
     return hashlib.sha256(json.dumps(subject).encode()).hexdigest()

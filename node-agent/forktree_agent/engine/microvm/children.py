@@ -10,31 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forktree_agent.engine.contract import ChildOrder, Command, ForkFailed, MachineGone, TreeLimits
+from forktree_agent.engine.contract import (
+    ChildOrder,
+    Command,
+    ForkFailed,
+    MachineGone,
+    TreeId,
+    TreeLimits,
+)
 from forktree_agent.engine.microvm.admission import in_mib, machine_bytes
 from forktree_agent.engine.microvm.endings import all_of
 from forktree_agent.engine.microvm.guest import Identity
 from forktree_agent.engine.microvm.hooks import POST_FORK, run_hook
 from forktree_agent.engine.microvm.monitor import MonitorError
-from forktree_agent.engine.microvm.records import Build, LayerRecord, MachineRecord, PointRecord
+from forktree_agent.engine.microvm.records import LayerRecord, MachineRecord
 from forktree_agent.engine.microvm.shim import ShimError
-from forktree_agent.engine.microvm.vmms import Group, Vmm, VmmOrder, tree_group
+from forktree_agent.engine.microvm.vmms import Group, Vmm, tree_group
+from forktree_agent.engine.microvm.waiting import Origin, Standby, map_layer, map_layers, start_waiting
 from forktree_agent.journal import JournalError
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.resources import Resources
-    from forktree_agent.engine.microvm.store import FileStore
 
 ENTROPY_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What children start from: all that their parent, or the instant, was made of."""
-
-    baseline: str
-    chain: tuple[str, ...]
-    build: Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,6 @@ class Waiting:
     record: MachineRecord
     order: ChildOrder
     vmm: Vmm
-
-
-@dataclass(frozen=True, slots=True)
-class Born:
-    """When the last child ran, and when the last had answered its identity (monotonic seconds)."""
-
-    running_at: float
-    ready_at: float
 
 
 def names_for(orders: Sequence[ChildOrder]) -> tuple[str, ...]:
@@ -65,10 +55,14 @@ async def prepare_children(
     origin: Origin,
     limits: TreeLimits,
     *,
+    state_fd: int,
+    ready: Sequence[Standby] = (),
     deadline: float,
 ) -> list[Waiting]:
     """Admit, write down and start the children's QEMUs, each with all of `origin`'s memory in place.
 
+    They have the file `state_fd` in hand, which need not have their state yet.
+    The first `names` are those of `ready`, which only lack the newest of the layers, if any.
     Every reservation stands before the first process starts. After a failure the caller's batch undoes it.
     """
     each_bytes = machine_bytes(origin.build.memory_bytes)
@@ -78,91 +72,123 @@ async def prepare_children(
     group = Group(tree_group(limits.tree), limits.memory_bytes)
     turns = asyncio.Semaphore(resources.settings.start_concurrency)
 
-    async def prepare(name: str, order: ChildOrder) -> Waiting:
-        uid = resources.vmms.take_uid()
-        record = MachineRecord(
-            id=name,
-            owner=order.owner,
-            tree=limits.tree,
-            baseline=origin.baseline,
-            generation=str(uuid.uuid4()),
-            uid=uid,
-            chain=origin.chain,
-            build=origin.build,
-        )
-        try:
-            resources.register(record)
-        except JournalError:
-            resources.vmms.give_back_uid(uid)  # No record says that this machine had it.
-            raise
+    # All of them before anything is waited for: from here on nobody can drop a layer of `origin`.
+    started = {standby.name: standby for standby in ready}
+    records = [
+        _register(resources, name, order, origin, limits.tree, standby=started.get(name))
+        for name, order in zip(names, orders, strict=True)
+    ]
+
+    async def prepare(record: MachineRecord, order: ChildOrder) -> Waiting:
         async with turns:
-            await resources.vmms.join(group, name, deadline=deadline)
-            return await _start(resources, record, order, group.name, deadline=deadline)
+            standby = started.get(record.id)
+            if standby is not None:
+                missing = record.chain[len(standby.record.chain) :]
+                await map_layers(resources, standby.vmm, missing, deadline=deadline)
+                vmm = standby.vmm
+            else:
+                await resources.vmms.join(group, record.id, deadline=deadline)
+                vmm = await start_waiting(resources, record, group.name, deadline=deadline)
+            async with resources.vmms.unborn(record.id):
+                await vmm.monitor.give_state(state_fd)
+            return Waiting(record, order, vmm)
 
     try:
-        return await all_of(*(prepare(name, order) for name, order in zip(names, orders, strict=True)))
+        return await all_of(*(prepare(record, order) for record, order in zip(records, orders, strict=True)))
     except (MachineGone, MonitorError, ShimError) as err:
         # A QEMU that ended before it ran is a failed fork, not a lost machine: it never was one.
         raise ForkFailed(f"a child could not be started: {err}") from err
 
 
-async def _start(
-    resources: Resources, record: MachineRecord, order: ChildOrder, group: str, *, deadline: float
-) -> Waiting:
-    base, *layers = record.chain
-    store = resources.store
-    vmm = await resources.vmms.wait_for_state(
-        VmmOrder(name=record.id, uid=record.uid, build=record.build, ram=store.descriptor(base), group=group),
-        deadline=deadline,
+def _register(
+    resources: Resources,
+    name: str,
+    order: ChildOrder,
+    origin: Origin,
+    tree: TreeId,
+    *,
+    standby: Standby | None,
+) -> MachineRecord:
+    uid = standby.record.uid if standby is not None else resources.vmms.take_uid()
+    record = MachineRecord(
+        id=name,
+        owner=order.owner,
+        tree=tree,
+        baseline=origin.baseline,
+        generation=str(uuid.uuid4()),
+        uid=uid,
+        chain=origin.chain,
+        build=origin.build,
     )
-    async with resources.vmms.unborn(record.id):
-        for name in layers:  # Oldest first: a later layer's page covers an earlier one's.
-            await _map(vmm, store, store.layer(name), deadline=deadline)
-    return Waiting(record, order, vmm)
+    try:
+        resources.register(record)
+    except JournalError:
+        if standby is None:
+            resources.vmms.give_back_uid(uid)  # No record says that this machine had it.
+        raise
+    return record
 
 
 async def run_children(
-    resources: Resources,
-    children: Sequence[Waiting],
-    point: PointRecord,
-    post_fork: Command | None,
-    *,
-    last_layer: LayerRecord | None,
-    deadline: float,
-) -> Born:
-    """Let waiting children go on from `point`. `last_layer` is what they do not have mapped yet.
+    resources: Resources, children: Sequence[Waiting], *, last_layer: LayerRecord | None, deadline: float
+) -> float:
+    """Let waiting children go on from the state they were given. `last_layer` is what they do not have
+    mapped yet. Returns when the last one ran (monotonic seconds).
 
-    Raises `ForkFailed` when one does not run or does not answer its identity, `HookFailed` when `post_fork`
-    fails in one; the caller ends them all.
+    Raises `ForkFailed` when one does not run; the caller ends them all.
     """
     store = resources.store
-    state_fd = store.descriptor(point.state_file)
-    turns = asyncio.Semaphore(resources.settings.start_concurrency)
+    turns = asyncio.Semaphore(resources.settings.run_concurrency)
 
     async def run(child: Waiting) -> float:
         async with turns, resources.vmms.unborn(child.record.id):
             if last_layer is not None:
-                await _map(child.vmm, store, last_layer, deadline=deadline)
+                await map_layer(child.vmm, store, last_layer, deadline=deadline)
             # The guest reads this before anything else when it wakes up.
             child.vmm.guest.queue_identity(_identity(child))
-            await child.vmm.monitor.give_state(state_fd)
             await child.vmm.monitor.load_and_run()
             return time.monotonic()
 
-    async def answer(child: Waiting) -> float:
-        guest, generation = child.vmm.guest, child.record.generation
-        async with resources.vmms.unborn(child.record.id):
-            await guest.identified(generation, deadline=deadline)
-            await run_hook(POST_FORK, post_fork, guest, generation, deadline=deadline)
-        return time.monotonic()
-
     try:
         running = await all_of(*(run(child) for child in children))
+    except (MachineGone, MonitorError, ShimError) as err:
+        raise ForkFailed(f"a child did not come up: {err}") from err
+    finally:
+        for child in children:
+            child.vmm.vcpus.take_part()
+    return max(running, default=time.monotonic())
+
+
+async def identify_children(
+    resources: Resources, children: Sequence[Waiting], post_fork: Command | None, *, deadline: float
+) -> float:
+    """Wait until all have taken their identity and run `post_fork`. Returns when the last had.
+
+    Raises `ForkFailed` when one does not answer, `HookFailed` when `post_fork` fails in one; the caller ends
+    them all.
+    """
+
+    async def answer(child: Waiting) -> float:
+        return await answer_of(resources, child.record, child.vmm, post_fork, deadline=deadline)
+
+    try:
         answered = await all_of(*(answer(child) for child in children))
     except (MachineGone, MonitorError, ShimError) as err:
         raise ForkFailed(f"a child did not come up: {err}") from err
-    now = time.monotonic()
-    return Born(max(running, default=now), max(answered, default=now))
+    return max(answered, default=time.monotonic())
+
+
+async def answer_of(
+    resources: Resources, record: MachineRecord, vmm: Vmm, post_fork: Command | None, *, deadline: float
+) -> float:
+    """When a child that runs had answered its identity, and done `post_fork` (monotonic seconds).
+
+    Raises `MachineGone`, `DeadlineExceeded`, `HookFailed`.
+    """
+    async with resources.vmms.unborn(record.id):
+        await vmm.guest.identified(record.generation, deadline=deadline)
+        await run_hook(POST_FORK, post_fork, vmm.guest, record.generation, deadline=deadline)
+    return time.monotonic()
 
 
 def _identity(child: Waiting) -> Identity:
@@ -173,9 +199,3 @@ def _identity(child: Waiting) -> Identity:
         entropy=secrets.token_bytes(ENTROPY_BYTES),
         env=dict(child.order.env),
     )
-
-
-async def _map(vmm: Vmm, store: FileStore, layer: LayerRecord, *, deadline: float) -> None:
-    if layer.runs == 0:
-        return
-    await vmm.shim.map_layer(store.descriptor(layer.id), layer.table_offset, layer.runs, deadline=deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -27,6 +27,7 @@ from forktree_agent.engine.contract import (
     MachineGone,
     MachineId,
     MachinePaused,
+    MemoryUse,
     Owner,
     ParentLost,
     Point,
@@ -40,15 +41,21 @@ from forktree_agent.engine.microvm.admission import Ledger
 from forktree_agent.engine.microvm.adoption import Survivors, adopt
 from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.baking import BASELINE_KIND, bake
+from forktree_agent.engine.microvm.calm import Calm
 from forktree_agent.engine.microvm.canary import find_accelerator
 from forktree_agent.engine.microvm.endings import to_the_end, until
 from forktree_agent.engine.microvm.forking import Forked, Live, branch, fork
+from forktree_agent.engine.microvm.hearing import Hearing
 from forktree_agent.engine.microvm.host_clock import counter_kilohertz
 from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
+from forktree_agent.engine.microvm.merging import Merger
+from forktree_agent.engine.microvm.prepared import Preparer, discard
 from forktree_agent.engine.microvm.records import BaselineRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.resources import Resources
+from forktree_agent.engine.microvm.standby import Source, Standbys
 from forktree_agent.engine.microvm.store import FileStore
-from forktree_agent.engine.microvm.vmms import Vmms
+from forktree_agent.engine.microvm.vmms import Group, Vmms, tree_group
+from forktree_agent.engine.microvm.waiting import Origin
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
@@ -60,6 +67,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENGINE_NAME = "microvm"
+ADOPTED_SECONDS = 60.0
+"""For a child that had not answered yet when an agent died: it does at once, or never."""
 Key = TypeVar("Key")
 Thing = TypeVar("Thing")
 
@@ -67,7 +76,7 @@ Thing = TypeVar("Thing")
 class MicroVmEngine:
     """Implements `Engine`. Leaving `running()` lets go of the machines; they run on for the next agent."""
 
-    def __init__(self, resources: Resources, keeper: Keeper) -> None:
+    def __init__(self, resources: Resources, keeper: Keeper, tasks: asyncio.TaskGroup) -> None:
         self._resources = resources
         self._keeper = keeper
         self._live: dict[MachineId, Live] = {}
@@ -76,6 +85,11 @@ class MicroVmEngine:
         self._baking: dict[str, asyncio.Lock] = {}
         self._accelerator: Accelerator | None = None
         self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
+        self._calm = Calm()
+        self._standbys = Standbys(resources, self._calm, tasks)
+        self._preparer = Preparer(resources, self._live, self._calm, tasks)
+        self._hearing = Hearing(resources, self._live, self._calm, tasks, self._lost)
+        self._merger = Merger(resources, self._live, self._points, self._standbys, self._calm)
 
     @classmethod
     @asynccontextmanager
@@ -86,24 +100,37 @@ class MicroVmEngine:
         guest = GuestDirectory.read(settings.guest_directory)
         version = await _qemu_version(settings.qemu_binary)
         counter_khz = await asyncio.to_thread(counter_kilohertz)
-        store = FileStore(keeper, journal)
+        ledger = Ledger(settings.memory_limit_bytes)
+        store = FileStore(keeper, journal, ledger)
         async with asyncio.TaskGroup() as tasks:
             vmms = Vmms(settings, guest, keeper, tasks, counter_khz=counter_khz)
-            ledger = Ledger(settings.memory_limit_bytes)
-            engine = cls(Resources(settings, guest, version, journal, store, vmms, ledger), keeper)
+            engine = cls(Resources(settings, guest, version, journal, store, vmms, ledger), keeper, tasks)
             watch = tasks.create_task(engine._watch_exits(), name="machine-exits")
+            ahead = [
+                tasks.create_task(engine._merger.run(), name="merging"),
+                tasks.create_task(engine._standbys.run(), name="standbys"),
+                tasks.create_task(engine._preparer.run(), name="preparing"),
+            ]
             try:
                 yield engine
             finally:
                 watch.cancel()
+                for task in ahead:
+                    task.cancel()
+                await asyncio.wait(ahead)  # They use files and channels that are about to be closed.
+                await engine._hearing.close()
+                await engine._standbys.close()
+                await engine._preparer.close()
                 vmms.close()
                 store.close()
 
     async def adopt(self, *, deadline: float) -> Adoption:
         survivors: Survivors = await adopt(self._resources, self._keeper, deadline=deadline)
         for record, vmm in survivors.machines:
-            self._live[MachineId(record.id)] = Live(record, vmm)
-        self._points = {PointId(record.id): record for record in survivors.points}
+            live = self._live[MachineId(record.id)] = Live(record, vmm)
+            if record.unanswered is not None:
+                self._hearing.adopted(live, deadline=asyncio.get_running_loop().time() + ADOPTED_SECONDS)
+        self._points.update({PointId(record.id): record for record in survivors.points})
         self._baselines = {record.shape_digest: record for record in survivors.baselines}
         for ended in survivors.exits:
             self._exits.put_nowait(ended)
@@ -156,19 +183,61 @@ class MicroVmEngine:
         limits: TreeLimits,
         *,
         hooks: Hooks = NO_HOOKS,
+        answered: bool = True,
         deadline: float,
     ) -> ForkResult:
         live = self._live.get(parent)
         if live is None:
             raise ParentLost(f"machine {parent} does not run")
-        async with until(deadline, "the fork"), live.forking:
-            try:
-                return self._enter(
-                    await fork(self._resources, live, owner, orders, limits, hooks=hooks, deadline=deadline)
-                )
-            except NotAnswering as err:
-                await to_the_end(self._give_up(live, err), f"give-up-{parent}")
-                raise ParentLost(f"the parent was lost while it was forked: {err}") from err
+        try:
+            await self._hearing.answered(live, deadline=deadline)
+        except MachineGone as err:
+            raise ParentLost(f"machine {parent} does not run: {err}") from err
+        try:
+            with self._calm.broken():
+                async with until(deadline, "the fork"), live.forking:
+                    result = await self._fork(
+                        live, owner, orders, limits, hooks, answered=answered, deadline=deadline
+                    )
+        finally:  # Also of a fork that failed its parent can have a layer more.
+            self._merger.consider((parent,), limits)
+            self._preparer.consider(parent, limits)
+        self._keep_ready(parent, len(orders), limits)
+        self._merger.consider((child.id for child in result.children), limits)
+        return result
+
+    async def _fork(
+        self,
+        live: Live,
+        owner: Owner,
+        orders: Sequence[ChildOrder],
+        limits: TreeLimits,
+        hooks: Hooks,
+        *,
+        answered: bool,
+        deadline: float,
+    ) -> ForkResult:
+        try:
+            forked = await fork(
+                self._resources,
+                live,
+                owner,
+                orders,
+                limits,
+                standbys=self._standbys,
+                hooks=hooks,
+                answered=answered,
+                deadline=deadline,
+            )
+        except NotAnswering as err:
+            await to_the_end(self._give_up(live, err), f"give-up-{live.record.id}")
+            raise ParentLost(f"the parent was lost while it was forked: {err}") from err
+        result = self._enter(forked)
+        for child in () if answered else result.children:
+            self._hearing.born(
+                self._live[child.id], hooks.post, stopped_at=forked.stopped_at, deadline=deadline
+            )
+        return result
 
     async def branch(
         self,
@@ -182,13 +251,49 @@ class MicroVmEngine:
         record = self._points.get(point)
         if record is None:
             raise PointLost(f"instant {point} is not held any more")
-        async with until(deadline, "starting children"):
-            return self._enter(
-                await branch(self._resources, record, orders, limits, hooks=hooks, deadline=deadline)
-            )
+        with self._calm.broken():
+            async with until(deadline, "starting children"):
+                return self._enter(
+                    await branch(
+                        self._resources,
+                        record,
+                        orders,
+                        limits,
+                        standbys=self._standbys,
+                        hooks=hooks,
+                        deadline=deadline,
+                    )
+                )
+
+    def keep_ready(self, baseline: BaselineId, count: int) -> None:
+        record = next((each for each in self._baselines.values() if each.id == baseline), None)
+        if record is None:
+            return
+        point = PointId(record.point)
+        source = Source(
+            origin=lambda: _origin(self._points.get(point)), group=Group(f"ready-{point}", None), limits=None
+        )
+        self._standbys.keep(point, source, min(count, self._resources.settings.standbys_per_node))
+
+    def in_wait(self) -> frozenset[str]:
+        """Names, with the keeper, of the VMMs that wait for a fork."""
+        return self._standbys.names()
+
+    def _keep_ready(self, parent: MachineId, children: int, limits: TreeLimits) -> None:
+        """As many as the last fork had children may be needed for the next."""
+        size = min(children, self._resources.settings.standbys_per_parent)
+        if size == 0 or parent not in self._live:
+            return
+
+        def origin() -> Origin | None:
+            live = self._live.get(parent)
+            return _origin(live.record if live is not None else None)
+
+        group = Group(tree_group(limits.tree), limits.memory_bytes)
+        self._standbys.keep(parent, Source(origin=origin, group=group, limits=limits), size)
 
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
-        live = self._running(machine)
+        live = await self._heard(machine, deadline=deadline)
         if live.record.paused:
             raise MachinePaused(f"machine {machine} is paused, and nothing can be run in it")
         return await live.vmm.guest.exec(command, live.record.generation, deadline=deadline)
@@ -197,7 +302,8 @@ class MicroVmEngine:
         return self._running(machine).vmm.guest.execs()
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
-        return await self._running(machine).vmm.guest.attach(exec_id, deadline=deadline)
+        live = await self._heard(machine, deadline=deadline)
+        return await live.vmm.guest.attach(exec_id, deadline=deadline)
 
     async def pause(self, machine: MachineId, *, deadline: float) -> None:
         await self._set_paused(machine, paused=True, deadline=deadline)
@@ -206,7 +312,7 @@ class MicroVmEngine:
         await self._set_paused(machine, paused=False, deadline=deadline)
 
     async def _set_paused(self, machine: MachineId, *, paused: bool, deadline: float) -> None:
-        live = self._running(machine)
+        live = await self._heard(machine, deadline=deadline)
         async with until(deadline, f"{'pausing' if paused else 'resuming'} {machine}"), live.forking:
             self._running(machine)  # It may have been released meanwhile, and its record must stay away.
             if live.record.paused != paused:
@@ -217,6 +323,25 @@ class MicroVmEngine:
                 await to_the_end(self._give_up(live, err), f"give-up-{machine}")
                 raise
 
+    async def answered(self, machine: MachineId, *, deadline: float) -> float | None:
+        return await self._hearing.answered(self._running(machine), deadline=deadline)
+
+    def give(self, owners: Mapping[Owner, Owner]) -> None:
+        for live in self._live.values():
+            new = owners.get(Owner(live.record.owner))
+            if new is not None:
+                live.record = self._resources.note_owner(live.record, new)
+        for point, record in self._points.items():
+            new = owners.get(Owner(record.owner))
+            if new is not None:
+                self._points[point] = self._resources.note_owner(record, new)
+
+    async def _heard(self, machine: MachineId, *, deadline: float) -> Live:
+        """A machine, once it has answered its identity: nothing may be asked of it before."""
+        live = self._running(machine)
+        await self._hearing.answered(live, deadline=deadline)
+        return live
+
     def _running(self, machine: MachineId) -> Live:
         live = self._live.get(machine)
         if live is None:
@@ -225,11 +350,18 @@ class MicroVmEngine:
 
     async def release(self, machine: MachineId) -> None:
         # Out of the table first: whoever sees its process end from here on knows that it was meant to.
-        with _taken_from(self._live, machine):
-            await to_the_end(self._resources.end_machine(machine), f"release-{machine}")
+        with _taken_from(self._live, machine) as live:
+            await to_the_end(self._end(machine, live), f"release-{machine}")
+
+    async def _end(self, machine: str, live: Live | None) -> None:
+        """End a machine that is out of the table, and all that was made ahead of its next fork."""
+        await asyncio.gather(self._standbys.end(machine), self._resources.end_machine(machine))
+        if live is not None:
+            await discard(self._resources, live)
 
     async def drop_point(self, point: PointId) -> None:
         with _taken_from(self._points, point):
+            await to_the_end(self._standbys.end(point), f"end-ready-{point}")
             await to_the_end(self._resources.end_point(point), f"drop-{point}")
 
     async def drop_baseline(self, baseline: BaselineId) -> None:
@@ -242,8 +374,19 @@ class MicroVmEngine:
     def machines(self) -> tuple[Machine, ...]:
         return tuple(live.record.view(Mode.FORK, Level.MEMORY) for live in self._live.values())
 
+    def machine_of(self, owner: Owner) -> Machine | None:
+        live = next((each for each in self._live.values() if each.record.owner == owner), None)
+        return None if live is None else live.record.view(Mode.FORK, Level.MEMORY)
+
     def points(self) -> tuple[Point, ...]:
         return tuple(record.view() for record in self._points.values())
+
+    def point_of(self, owner: Owner) -> Point | None:
+        record = next((each for each in self._points.values() if each.owner == owner), None)
+        return None if record is None else record.view()
+
+    def holds(self, point: PointId) -> bool:
+        return point in self._points
 
     async def exits(self) -> AsyncIterator[MachineExit]:
         while True:
@@ -251,6 +394,19 @@ class MicroVmEngine:
 
     def usage(self) -> Usage:
         return self._resources.ledger.usage()
+
+    async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
+        self._running(machine)
+        async with until(deadline, f"weighing {machine}"):
+            unique_bytes = await self._resources.vmms.own_bytes(machine)
+        store, shared_bytes = self._resources.store, 0
+        nobody = {machine, *self.in_wait()}  # What waits for a fork of it goes with it.
+        for layer in self._running(machine).record.chain:
+            if store.users(layer) <= nobody:
+                unique_bytes += store.taken_bytes(layer)
+            else:
+                shared_bytes += store.taken_bytes(layer)
+        return MemoryUse(unique_bytes=unique_bytes, shared_bytes=shared_bytes)
 
     def _enter(self, forked: Forked) -> ForkResult:
         """Take a finished fork into the tables. No await: what is committed is known at once."""
@@ -266,32 +422,38 @@ class MicroVmEngine:
     async def _watch_exits(self) -> None:
         async for ended in self._keeper.exits():
             live = self._live.pop(MachineId(ended.machine), None)
-            if live is None:
-                continue  # Released, or not born yet: whoever starts or ends it sees that for itself.
-            await self._lost(live.record, await self._resources.vmms.autopsy(ended.machine))
+            if live is None:  # Released, or not born yet: whoever starts or ends it sees that for itself.
+                self._standbys.lost(ended.machine)
+                continue
+            await self._lost(live, await self._resources.vmms.autopsy(ended.machine))
 
     async def _give_up(self, live: Live, err: NotAnswering) -> None:
         """End a machine whose QEMU stands still. It is lost like one that ended by itself."""
         if self._live.pop(MachineId(live.record.id), None) is None:
             return  # Released or dead meanwhile.
         said = self._resources.vmms.last_words(live.record.id)
-        await self._lost(live.record, f"{err} and was ended" + (f"; it said: {said}" if said else ""))
+        await self._lost(live, f"{err} and was ended" + (f"; it said: {said}" if said else ""))
 
-    async def _lost(self, record: MachineRecord, text: str) -> None:
+    async def _lost(self, live: Live, text: str) -> None:
         """Free what is left of a machine that is out of the table, and tell whoever listens."""
+        record = live.record
         log.error("machine_lost machine=%s owner=%s text=%r", record.id, record.owner, text)
-        await self._resources.end_machine(record.id)
+        await self._end(record.id, live)
         self._exits.put_nowait(
             MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
         )
 
 
+def _origin(record: MachineRecord | PointRecord | None) -> Origin | None:
+    return None if record is None else Origin(record.baseline, record.chain, record.build)
+
+
 @contextmanager
-def _taken_from(table: dict[Key, Thing], key: Key) -> Generator[None]:
+def _taken_from(table: dict[Key, Thing], key: Key) -> Generator[Thing | None]:
     """Out of the table at once; back again where its end fails: whoever asks once more must find it."""
     thing = table.pop(key, None)
     try:
-        yield
+        yield thing
     except Exception:
         if thing is not None:
             table[key] = thing

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from forktree_agent.engine.contract import (
     ChildOrder,
@@ -19,15 +23,33 @@ from forktree_agent.engine.contract import (
     ParentLost,
     TreeLimits,
 )
-from forktree_agent.engine.microvm.answering import NotAnswering
-from forktree_agent.engine.microvm.children import Origin, Waiting, names_for, prepare_children, run_children
-from forktree_agent.engine.microvm.freezing import Instant, expected_bytes, freeze
+from forktree_agent.engine.microvm.children import (
+    Waiting,
+    identify_children,
+    names_for,
+    prepare_children,
+    run_children,
+)
+from forktree_agent.engine.microvm.endings import to_the_end
+from forktree_agent.engine.microvm.freezing import PREPARE_EXTRA_BYTES, Instant, NextLayer, freeze
 from forktree_agent.engine.microvm.hooks import PRE_FORK, run_hook
-from forktree_agent.engine.microvm.records import BatchRecord, MachineRecord, PointRecord
+from forktree_agent.engine.microvm.precopying import copy_ahead
+from forktree_agent.engine.microvm.prepared import Ahead, discard
+from forktree_agent.engine.microvm.records import (
+    BatchRecord,
+    HookRecord,
+    MachineRecord,
+    PointRecord,
+    Unanswered,
+)
 from forktree_agent.engine.microvm.resources import POINT_KIND, Resources
+from forktree_agent.engine.microvm.tracking import NO_MARK, new_mark
+from forktree_agent.engine.microvm.waiting import Origin
 from forktree_agent.typed_records import to_journal
 
 if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.standby import Standbys
+    from forktree_agent.engine.microvm.store import FileStore
     from forktree_agent.engine.microvm.vmms import Vmm
 
 MILLISECONDS = 1000.0
@@ -40,15 +62,30 @@ class Live:
     record: MachineRecord
     vmm: Vmm
     forking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ahead: Ahead = field(default_factory=Ahead)
+    answering: asyncio.Future[float | None] | None = None
+    """Of one whose answer its fork did not wait for: when it came; None: it was heard by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """An instant and its children, all of them running and known by their own identity."""
+    """An instant and its children, all of them running and, but for those whose record says so, known by
+    their own identity."""
 
     point: PointRecord
     children: tuple[Waiting, ...]
     clocks: ForkClocks
+    stopped_at: float
+    """What the clocks begin with, in monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An instant that is written down, and when the last child ran from it (monotonic seconds)."""
+
+    instant: Instant
+    point: PointRecord
+    running_at: float
 
 
 async def fork(
@@ -58,25 +95,23 @@ async def fork(
     orders: Sequence[ChildOrder],
     limits: TreeLimits,
     *,
+    standbys: Standbys,
     hooks: Hooks,
+    answered: bool,
     deadline: float,
 ) -> Forked:
     """Fork a machine. The caller sees to it that one parent is frozen by one fork at a time.
 
     Raises what `Engine.fork` promises, and `NotAnswering` when the parent has to be ended.
     """
-    parent, vmm = live.record, live.vmm
-    if parent.paused and hooks.pre is not None:
+    if live.record.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
-    try:
-        size_bytes = await expected_bytes(vmm, deadline=deadline)
-    except NotAnswering:
-        raise
-    except MachineGone as err:
-        raise ParentLost(f"the parent ended before it was forked: {err}") from err
-    point_id, layer = f"p-{uuid.uuid4().hex[:12]}", f"layer-{uuid.uuid4().hex[:12]}"
+    size_bytes = await copy_ahead(resources, live, limits, deadline=deadline)
+    parent = live.record
+    prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
+    layer = prepared.id if prepared is not None else f"layer-{uuid.uuid4().hex[:12]}"
     point = PointRecord(
-        id=point_id,
+        id=f"p-{uuid.uuid4().hex[:12]}",
         owner=owner,
         tree=limits.tree,
         baseline=parent.baseline,
@@ -84,37 +119,50 @@ async def fork(
         own_bytes=size_bytes,
         build=parent.build,
     )
-    names = names_for(orders)
-    batch_record = BatchRecord(machines=names, files=(layer, point.state_file), points=(point_id,))
-    async with resources.begun(batch_record) as batch:
-        resources.ledger.reserve(point_id, size_bytes, limits)
-        layer_fd = await resources.store.create(layer)
-        state_fd = await resources.store.create(point.state_file)
-        waiting = await prepare_children(
-            resources,
-            names,
-            orders,
-            Origin(parent.baseline, parent.chain, parent.build),
-            limits,
-            deadline=deadline,
-        )
-        await _pre_fork(live, hooks, deadline=deadline)
-        instant = await freeze(vmm, layer, layer_fd, state_fd, size_bytes, paused=parent.paused)
-        point = _hold(resources, point, instant)
-        children = tuple(_with_layer(resources, child, layer) for child in waiting)
-        born = await run_children(
-            resources, children, point, hooks.post, last_layer=instant.layer, deadline=deadline
-        )
-        batch.commit()
+    async with standbys.taken(parent.id, parent.chain, len(orders)) as ready:
+        names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
+        batch_record = BatchRecord(machines=names, files=(layer, point.state_file), points=(point.id,))
+        async with resources.begun(batch_record) as batch:
+            next_layer = await _next_layer(resources, live, layer, size_bytes, limits)
+            state_fd = await resources.store.create(point.state_file)
+            origin = Origin(parent.baseline, parent.chain, parent.build)
+            waiting = await prepare_children(
+                resources,
+                names,
+                orders,
+                origin,
+                limits,
+                state_fd=state_fd,
+                ready=ready,
+                deadline=deadline,
+            )
+            await _pre_fork(live, hooks, deadline=deadline)
+            held = await _freeze_and_run(
+                resources,
+                live,
+                point,
+                next_layer,
+                children=waiting,
+                state_fd=state_fd,
+                deadline=deadline,
+            )
+            instant, point = held.instant, held.point
+            unanswered = None if answered else _unanswered(hooks)
+            children = tuple(_with_layer(resources, child, layer, unanswered) for child in waiting)
+            ready_at: float | None = None
+            if answered:
+                ready_at = await identify_children(resources, children, hooks.post, deadline=deadline)
+            batch.commit()
     paused = instant.running_at - instant.stopped_at
     return Forked(
         point,
         children,
         ForkClocks(
             pause_ms=None if parent.paused else paused * MILLISECONDS,
-            fork_ms=(born.running_at - instant.stopped_at if children else paused) * MILLISECONDS,
-            ready_ms=(born.ready_at - instant.stopped_at if children else paused) * MILLISECONDS,
+            fork_ms=(held.running_at - instant.stopped_at if children else paused) * MILLISECONDS,
+            ready_ms=_milliseconds(ready_at, instant.stopped_at) if children else paused * MILLISECONDS,
         ),
+        instant.stopped_at,
     )
 
 
@@ -124,25 +172,75 @@ async def branch(
     orders: Sequence[ChildOrder],
     limits: TreeLimits,
     *,
+    standbys: Standbys,
     hooks: Hooks,
     deadline: float,
 ) -> Forked:
     """Start children from an instant that is held already. Nothing is stopped."""
-    names = names_for(orders)
-    async with resources.begun(BatchRecord(machines=names)) as batch:
-        origin = Origin(point.baseline, point.chain, point.build)
-        children = await prepare_children(resources, names, orders, origin, limits, deadline=deadline)
-        released_at = time.monotonic()
-        born = await run_children(resources, children, point, hooks.post, last_layer=None, deadline=deadline)
-        batch.commit()
+    # What waits for roots is in no tree's group, and a tree's limit holds for what is in its group.
+    usable = len(orders) if point.tree is None and limits.memory_bytes is None else 0
+    async with standbys.taken(point.id, point.chain, usable) as ready:
+        names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
+        async with resources.begun(BatchRecord(machines=names)) as batch:
+            origin = Origin(point.baseline, point.chain, point.build)
+            children = await prepare_children(
+                resources,
+                names,
+                orders,
+                origin,
+                limits,
+                state_fd=resources.store.descriptor(point.state_file),
+                ready=ready,
+                deadline=deadline,
+            )
+            released_at = time.monotonic()
+            running_at = await run_children(resources, children, last_layer=None, deadline=deadline)
+            ready_at = await identify_children(resources, children, hooks.post, deadline=deadline)
+            batch.commit()
     return Forked(
         point,
         tuple(children),
         ForkClocks(
             pause_ms=None,
-            fork_ms=(born.running_at - released_at) * MILLISECONDS,
-            ready_ms=(born.ready_at - released_at) * MILLISECONDS,
+            fork_ms=(running_at - released_at) * MILLISECONDS,
+            ready_ms=_milliseconds(ready_at, released_at),
         ),
+        released_at,
+    )
+
+
+def _milliseconds(at: float | None, since: float) -> float | None:
+    return None if at is None else (at - since) * MILLISECONDS
+
+
+def _unanswered(hooks: Hooks) -> Unanswered:
+    post = hooks.post
+    if post is None:
+        return Unanswered()
+    return Unanswered(post_fork=HookRecord(argv=post.argv, timeout_seconds=post.timeout_seconds))
+
+
+async def _next_layer(
+    resources: Resources, live: Live, layer: str, size_bytes: int, limits: TreeLimits
+) -> NextLayer:
+    """The file `layer` for the coming dump: the one that was prepared, if it is that, or a new one."""
+    prepared = live.ahead.layer if live.ahead.layer is not None and live.ahead.layer.id == layer else None
+    if prepared is not None:
+        live.ahead.layer = None
+        size_bytes = max(size_bytes, prepared.size_bytes)
+        resources.ledger.free(layer)
+    else:
+        await discard(resources, live)
+    resources.ledger.reserve(layer, size_bytes, limits)
+    tracked = live.vmm.tracked
+    return NextLayer(
+        id=layer,
+        fd=prepared.fd if prepared is not None else await resources.store.create(layer),
+        size_bytes=size_bytes,
+        tree=limits.tree,
+        since=live.record.mark if tracked else NO_MARK,
+        mark=new_mark() if tracked else NO_MARK,
+        prepared=prepared is not None,
     )
 
 
@@ -153,22 +251,68 @@ async def _pre_fork(live: Live, hooks: Hooks, *, deadline: float) -> None:
         raise ParentLost(f"the parent ended before it was forked: {err}") from err
 
 
-def _hold(resources: Resources, point: PointRecord, instant: Instant) -> PointRecord:
+async def _freeze_and_run(
+    resources: Resources,
+    live: Live,
+    point: PointRecord,
+    layer: NextLayer,
+    *,
+    children: Sequence[Waiting],
+    state_fd: int,
+    deadline: float,
+) -> Held:
+    """Freeze the parent, hold the instant, and beside that have the children run from it.
+
+    The children do not wait until the instant is sealed and written down: should that fail, they are undone
+    with all that the fork began.
+    """
+    frozen: asyncio.Future[Instant] = asyncio.get_running_loop().create_future()
+
+    async def hold() -> tuple[Instant, PointRecord]:
+        # Both in one: a layer that is in no record would cost the next fork a full copy.
+        instant = await freeze(live.vmm, layer, state_fd, frozen, paused=live.record.paused)
+        live.ahead.taken.append(instant.layer.bytes)
+        return instant, _hold(resources, live, point, instant, layer.mark)
+
+    async def run() -> float:
+        last_layer = (await frozen).layer
+        return await run_children(resources, children, last_layer=last_layer, deadline=deadline)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            holding = tasks.create_task(to_the_end(hold(), f"hold-{point.id}"))
+            running = tasks.create_task(run())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    instant, held = holding.result()
+    return Held(instant, held, running.result())
+
+
+def _hold(resources: Resources, live: Live, point: PointRecord, instant: Instant, mark: int) -> PointRecord:
     """Make the frozen instant immutable and write it down, with what it really takes."""
-    layer = instant.layer
-    resources.store.seal(layer.id)
+    resources.store.seal(instant.layer.id)
     resources.store.seal(point.state_file)
-    held = point.sized(layer.bytes)
+    state_bytes = os.fstat(resources.store.descriptor(point.state_file)).st_size
+    ahead_bytes = _copied_ahead(resources.store, live.record.chain)
+    held = point.sized(ahead_bytes + instant.layer.bytes + state_bytes)
     # Before it uses its layers: undoing finds by the record which ones it is to leave.
     resources.journal.put(POINT_KIND, held.id, to_journal(held))
-    resources.store.add_layer(layer, user=held.id)
+    resources.store.add_layer(instant.layer, user=held.id)
+    if mark != NO_MARK and not live.vmm.closing.is_set():
+        # The next layer is a difference to this one, whatever becomes of this fork.
+        live.record = resources.note_dumped(live.record, instant.layer, mark)
     resources.store.use(held.id, held.chain)
-    resources.ledger.record(held.id, held.own_bytes, held.tree)
     return held
 
 
-def _with_layer(resources: Resources, child: Waiting, layer: str) -> Waiting:
+def _copied_ahead(store: FileStore, chain: Sequence[str]) -> int:
+    """What was copied of a parent for the instant that comes next, also by a fork before that then failed."""
+    layers = (store.layer(name) for name in reversed(chain))
+    return sum(layer.bytes for layer in itertools.takewhile(lambda layer: layer.ahead, layers))
+
+
+def _with_layer(resources: Resources, child: Waiting, layer: str, unanswered: Unanswered | None) -> Waiting:
     """The child as it will be: born of the instant that was just frozen."""
-    record = child.record.grown(layer)
+    record = msgspec.structs.replace(child.record.grown(layer), unanswered=unanswered)
     resources.register(record)
     return Waiting(record, child.order, child.vmm)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +12,17 @@ from typing import TYPE_CHECKING
 from forktree_agent.engine.contract import ForkFailed, MachineGone, ParentLost
 from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.endings import to_the_end
-from forktree_agent.engine.microvm.layers import PAGE_BYTES
+from forktree_agent.engine.microvm.layers import PAGE_BYTES, RUN_BYTES, TARGET_RUNS, Run, short_runs
 from forktree_agent.engine.microvm.monitor import MonitorError
 from forktree_agent.engine.microvm.records import LayerRecord
 from forktree_agent.engine.microvm.shim import ShimError
+from forktree_agent.engine.microvm.tracking import NO_MARK
 
 if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.shim import Dump
     from forktree_agent.engine.microvm.vmms import Vmm
+
+log = logging.getLogger(__name__)
 
 GAP_PAGES = 4
 """Clean pages copied to join two runs: a page costs the parent 0.4-0.9 us, a run costs each child 4.4 us."""
@@ -24,6 +30,23 @@ FREEZE_SECONDS = 600.0
 """A freeze takes milliseconds. Each command has a time of its own; this is for all that the shim does."""
 PREPARE_MARGIN = 1.25
 PREPARE_EXTRA_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextLayer:
+    """The file that a freeze fills, and what with."""
+
+    id: str
+    fd: int
+    size_bytes: int
+    """What it is expected to need."""
+    tree: str
+    since: int
+    """Mark of the dump that it is to be a difference to."""
+    mark: int
+    """Of this dump."""
+    prepared: bool = False
+    """The parent's shim has it ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +58,34 @@ class Instant:
     running_at: float
 
 
-async def expected_bytes(parent: Vmm, *, deadline: float) -> int:
-    """How much a freeze of `parent` is going to copy: what is private to it now, and what it may add."""
-    stat = await parent.answering.to(parent.shim.stat(deadline=deadline), "the shim's STAT")
-    private = stat.private_pages * PAGE_BYTES
-    return min(parent.build.memory_bytes, int(private * PREPARE_MARGIN) + PREPARE_EXTRA_BYTES)
+async def expected_bytes(parent: Vmm, since: int, *, deadline: float) -> int:
+    """How much a freeze of `parent` is going to copy: what it wrote since a dump, and what it may add.
+
+    Makes ready for it as well, as far as that can be done ahead.
+    """
+    written = await _arm(parent, since, deadline=deadline) * PAGE_BYTES
+    return min(parent.build.memory_bytes, int(written * PREPARE_MARGIN) + PREPARE_EXTRA_BYTES)
+
+
+async def _arm(parent: Vmm, since: int, *, deadline: float) -> int:
+    return await parent.answering.to(
+        parent.shim.arm(since, deadline=deadline), "the shim's ARM", work_bytes=parent.build.memory_bytes
+    )
 
 
 async def freeze(
-    parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int, *, paused: bool
+    parent: Vmm, layer: NextLayer, state_fd: int, frozen: asyncio.Future[Instant], *, paused: bool
 ) -> Instant:
     """Copy what is the parent's own, and its device state, at one instant. Afterwards it runs again, unless
     it is meant to stand still.
 
-    Not cut short by a cancellation: a stopped parent is worse than a late one. Raises `ParentLost`, and
-    `NotAnswering` when it has to be ended.
+    `frozen` is told as soon as it does: what was copied can be read from then on, and nobody writes to it any
+    more, but only when this returns is the parent rid of it. Not cut short by a cancellation: a stopped
+    parent is worse than a late one. Raises `ParentLost`, and `NotAnswering` when it has to be ended.
     """
     try:
         return await to_the_end(
-            _freeze(parent, layer_id, layer_fd, state_fd, size_bytes, paused=paused),
-            f"freeze-{parent.name}",
+            _freeze(parent, layer, state_fd, frozen, paused=paused), f"freeze-{parent.name}"
         )
     except NotAnswering:
         raise
@@ -65,38 +96,92 @@ async def freeze(
 
 
 async def _freeze(
-    parent: Vmm, layer_id: str, layer_fd: int, state_fd: int, size_bytes: int, *, paused: bool
+    parent: Vmm, layer: NextLayer, state_fd: int, frozen: asyncio.Future[Instant], *, paused: bool
 ) -> Instant:
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
     monitor, shim, answer = parent.monitor, parent.shim, parent.answering
     all_bytes = parent.build.memory_bytes
-    await answer.to(
-        shim.prepare(layer_fd, size_bytes, deadline=deadline), "the shim's PREPARE", work_bytes=all_bytes
-    )
+    if not layer.prepared:
+        await _prepare(parent, layer, deadline=deadline)
     try:
+        if layer.mark != NO_MARK:
+            # Again: much may have been read since, and would be copied as if it were new.
+            await _arm(parent, layer.since, deadline=deadline)
         await answer.to(monitor.offer_state_file(state_fd), "add-fd")
         try:
             stopped_at = time.monotonic()
             try:
-                await answer.to(monitor.stop(), "stop")
-                dumping = shim.dump(GAP_PAGES, deadline=deadline)
                 dump, _ = await asyncio.gather(
-                    answer.to(dumping, "the shim's DUMP", work_bytes=all_bytes),
+                    _stop_and_dump(parent, layer, deadline=deadline),
+                    # QEMU takes one command after the other, so this one waits there for the stop.
                     answer.to(monitor.save_state(), "xen-save-devices-state", work_bytes=all_bytes),
                 )
             finally:
                 if not paused:
                     await answer.to(monitor.cont(), "cont")
-            running_at = time.monotonic()
+            instant = Instant(_record(parent, layer, dump), stopped_at, time.monotonic())
+            if not frozen.done():  # Whoever waited for it may have been cancelled.
+                frozen.set_result(instant)
+                await asyncio.sleep(0)  # Whoever waited for it goes first: what is left here can wait.
         finally:
             await answer.to(monitor.withdraw_state_file(), "remove-fd")
     finally:
         await answer.to(shim.finish(deadline=deadline), "the shim's FINISH")
-    layer = LayerRecord(
-        id=layer_id,
+    return instant
+
+
+async def _stop_and_dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
+    await parent.answering.to(parent.monitor.stop(), "stop")
+    return await _dump(parent, layer, deadline=deadline)
+
+
+async def _prepare(parent: Vmm, layer: NextLayer, *, deadline: float) -> None:
+    await parent.answering.to(
+        parent.shim.prepare(layer.fd, layer.size_bytes, deadline=deadline),
+        "the shim's PREPARE",
+        work_bytes=parent.build.memory_bytes,
+    )
+
+
+async def _dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
+    return await parent.answering.to(
+        parent.shim.dump(GAP_PAGES, since=layer.since, mark=layer.mark, deadline=deadline),
+        "the shim's DUMP",
+        work_bytes=parent.build.memory_bytes,
+    )
+
+
+async def copy_running(parent: Vmm, layer: NextLayer) -> LayerRecord:
+    """Copy what the parent wrote since a dump while it runs. Not an instant: see `precopying`.
+
+    Raises `ForkFailed`, `MachineGone`, and `NotAnswering` when the parent has to be ended.
+    """
+    deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
+    try:
+        await _prepare(parent, layer, deadline=deadline)
+        try:
+            dump = await _dump(parent, layer, deadline=deadline)
+        finally:
+            await parent.answering.to(parent.shim.finish(deadline=deadline), "the shim's FINISH")
+    except ShimError as err:
+        raise ForkFailed(f"the parent's memory could not be copied: {err}") from err
+    return _record(parent, layer, dump, ahead=True)
+
+
+def _record(parent: Vmm, layer: NextLayer, dump: Dump, *, ahead: bool = False) -> LayerRecord:
+    if dump.since != layer.since:
+        log.warning("layer_lost machine=%s copied_bytes=%d", parent.name, dump.bytes)
+    copied_runs = 0
+    if dump.runs > TARGET_RUNS:  # Seldom: the table is read for nothing else here.
+        table = os.pread(layer.fd, dump.runs * RUN_BYTES, dump.table_offset)
+        copied_runs = short_runs(Run.decode_table(table))
+    return LayerRecord(
+        id=layer.id,
         bytes=dump.bytes,
         pages=dump.pages,
         runs=dump.runs,
         table_offset=dump.table_offset,
+        copied_runs=copied_runs,
+        tree=layer.tree,
+        ahead=ahead,
     )
-    return Instant(layer, stopped_at, running_at)

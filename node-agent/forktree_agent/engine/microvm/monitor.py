@@ -29,6 +29,12 @@ class RunStatus(msgspec.Struct, frozen=True):
     running: bool
 
 
+class Vcpu(msgspec.Struct, frozen=True, rename="kebab"):
+    """One line of what `query-cpus-fast` answers."""
+
+    thread_id: int
+
+
 class Reply(msgspec.Struct, frozen=True):
     """Any line of the monitor, as far as it tells whom it answers."""
 
@@ -91,6 +97,11 @@ class Monitor:
     async def is_running(self) -> bool:
         return msgspec.convert(await self._command("query-status"), RunStatus).running
 
+    async def vcpu_threads(self) -> tuple[int, ...]:
+        """Thread ids of the vCPUs, in QEMU's own namespace. They do not change while it runs."""
+        vcpus = msgspec.convert(await self._command("query-cpus-fast"), list[Vcpu])
+        return tuple(vcpu.thread_id for vcpu in vcpus)
+
     async def offer_state_file(self, state_fd: int) -> None:
         """Hand QEMU a file for `save_state`, ahead of time. The engine's own descriptor stays its own."""
         # QEMU opens members of a set by access mode and writes at the shared offset: a description of
@@ -126,6 +137,17 @@ class Monitor:
             await asyncio.gather(
                 self._execute("migrate-incoming", uri=f"fd:{STATE_NAME}"), self._execute("cont")
             )
+            await self._event(resumed)
+
+    async def load(self) -> None:
+        """Have the state given loaded, and not run yet. What is still under way then, `run` waits for."""
+        with self._translated("load"):
+            await self._execute("migrate-incoming", uri=f"fd:{STATE_NAME}")
+
+    async def run(self) -> None:
+        """Run what was loaded. Returns when the guest runs."""
+        with self._translated("run"), self._client.listener(("RESUME",)) as resumed:
+            await self._execute("cont")
             await self._event(resumed)
 
     async def _event(self, listener: EventListener) -> None:

@@ -38,6 +38,25 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, tag=False):
     pages: int
     runs: int
     table_offset: int
+    copied_runs: int = 0
+    """So many of the runs are short and too many to be mapped: children copy them."""
+    tree: str | None = None
+    """Whose memory it is; None for a baseline's, which belongs to no tree."""
+    ahead: bool = False
+    """Copied while its machine ran, for the instant whose layer comes next."""
+
+
+class HookRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that has to be done in a machine before anybody hears of it."""
+
+    argv: tuple[str, ...]
+    timeout_seconds: float
+
+
+class Unanswered(msgspec.Struct, frozen=True, kw_only=True):
+    """What is still to come of a child that runs: its answer, and then the end of this."""
+
+    post_fork: HookRecord | None = None
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +69,27 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: str
     uid: int
     chain: tuple[str, ...]
-    """Layers it was born with, oldest first; a fork of it starts from these and one more."""
+    """Layers that a fork of it starts from, oldest first, and one more: those it was born with and, where its
+    writes are noted, that of every dump since; or what some of them were merged into."""
     build: Build
+    mark: int = 0
+    """Of the dump whose layer is the last of the chain. What it wrote since is not in the chain, and all that
+    it had written until then is. 0: it has not been dumped yet."""
     paused: bool = False
     """It is meant to stand still. Written before it does, so that no agent lets it go on by mistake."""
+    waiting: bool = False
+    """It waits for a fork that is not asked for yet, and is nobody's: the next agent ends it."""
+    unanswered: Unanswered | None = None
+    """It runs and has not answered its identity yet, of which somebody may have heard: the next agent asks it
+    again. None: it has, or its fork is undone as a whole."""
 
     def grown(self, layer: str) -> MachineRecord:
         """This machine as born of a chain with one layer more."""
         return msgspec.structs.replace(self, chain=(*self.chain, layer))
+
+    def dumped(self, layer: str, mark: int) -> MachineRecord:
+        """This machine once `layer` has what it wrote since its dump before."""
+        return msgspec.structs.replace(self, chain=(*self.chain, layer), mark=mark)
 
     def view(self, mode: Mode, level: Level) -> Machine:
         return Machine(

@@ -7,13 +7,14 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from forktree_agent.engine.microvm.endings import to_the_end
 from forktree_agent.engine.microvm.records import (
     BatchRecord,
+    LayerRecord,
     MachineRecord,
     PointRecord,
 )
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from forktree_agent.journal import Journal
 
 log = logging.getLogger(__name__)
+
+Owned = TypeVar("Owned", MachineRecord, PointRecord)
 
 MACHINE_KIND = "machine"
 POINT_KIND = "point"
@@ -52,17 +55,37 @@ class Resources:
         self.journal.put(MACHINE_KIND, record.id, to_journal(record))
         self.store.use(record.id, record.chain)
 
+    def note_dumped(self, record: MachineRecord, layer: LayerRecord, mark: int) -> MachineRecord:
+        """Write down that a machine's next layer will be a difference to this one, which it keeps."""
+        noted = record.dumped(layer.id, mark)
+        self.register(noted)
+        return noted
+
     def note_paused(self, record: MachineRecord, *, paused: bool) -> MachineRecord:
         """Write down that a machine is to stand still, or to run, before it does."""
         noted = msgspec.structs.replace(record, paused=paused)
         self.journal.put(MACHINE_KIND, record.id, to_journal(noted))
         return noted
 
+    def note_answered(self, record: MachineRecord) -> MachineRecord:
+        """Write down that a child has answered its identity."""
+        noted = msgspec.structs.replace(record, unanswered=None)
+        self.journal.put(MACHINE_KIND, record.id, to_journal(noted))
+        return noted
+
+    def note_owner(self, record: Owned, owner: str) -> Owned:
+        """Write down that a machine or an instant belongs to another."""
+        noted = msgspec.structs.replace(record, owner=owner)
+        kind = MACHINE_KIND if isinstance(record, MachineRecord) else POINT_KIND
+        self.journal.put(kind, record.id, to_journal(noted))
+        return noted
+
     async def end_machine(self, name: str) -> None:
         """End a machine and all that was its own; its record goes last. Idempotent."""
-        record = load_one(self.journal, MACHINE_KIND, name, MachineRecord)
         await self.vmms.end(name)
         self.ledger.free(name)
+        # Only now: until it ended, a fork of it could add to its chain.
+        record = load_one(self.journal, MACHINE_KIND, name, MachineRecord)
         if record is None:
             return
         await self.store.leave(name, record.chain)
@@ -71,7 +94,6 @@ class Resources:
 
     async def end_point(self, name: str) -> None:
         """Hold an instant no longer; its record goes last. Idempotent."""
-        self.ledger.free(name)
         record = load_one(self.journal, POINT_KIND, name, PointRecord)
         if record is None:
             return
@@ -80,14 +102,17 @@ class Resources:
         self.journal.remove(POINT_KIND, name)
 
     async def undo(self, key: str, batch: BatchRecord) -> None:
-        """Take back everything that a batch names, however far it got; its record goes last."""
+        """Take back everything that a batch names, however far it got; its record goes last.
+
+        But for layers that others use: what was dumped of a parent stays in the parent's chain.
+        """
         if batch.group is not None:
             self.vmms.note_group(batch.group, batch.machines)
         for machine in batch.machines:
             await self.end_machine(machine)
         for point in batch.points:
             await self.end_point(point)
-        await self.store.drop(*batch.files)
+        await self.store.drop_unused(batch.files)
         self.journal.remove(BATCH_KIND, key)
 
     @asynccontextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +18,27 @@ class EngineSettings:
     """What all machines and points of this node may take together, by their worst case."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """`auto` tries KVM on a canary and takes emulation where that fails."""
+    write_tracking: Literal["auto", "pagemap"] = "auto"
+    """`auto` has the kernel note what machines write, where it can (Linux 6.7), so that a fork copies what is
+    new since the one before. `pagemap` works everywhere, and copies all that a machine ever wrote."""
     qemu_binary: str = "/usr/bin/qemu-system-x86_64"
     uid_base: int = 200_000
     """First of `uid_count` user ids that are nobody else's: every QEMU runs under its own."""
     uid_count: int = 4096
-    start_concurrency: int = 2
+    start_concurrency: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Children whose start is under way at once. More than the cores only queue, and delay the first."""
+    run_concurrency: int = field(default_factory=lambda: 4 * len(os.sched_getaffinity(0)))
+    """Children that are let run from their instant at once. Each waits for three threads in turn, so that
+    fewer leave cores idle."""
+    standbys_per_parent: int = 4
+    """VMMs that wait for the next fork of a machine, as many as its last fork had children, but no more than
+    this. Each takes some 25 MB, and 20 ms of a core to start. 0: none."""
+    standbys_per_tree: int = 16
+    """Of all machines of one tree. Those of the machine that was forked longest ago make place first."""
+    standbys_per_node: int = 64
+    """Of all trees, and of the templates that ask for some."""
+    prepared_bytes: int = 32 << 20
+    """The largest layer that is prepared ahead of a machine's next fork. 0: none is."""
     answer_seconds: float = 10.0
     """For one command of a running machine's QEMU, which takes a millisecond: beyond it, QEMU is stuck and
     its machine is ended. Commands that copy guest memory have more, by its size."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from forktree_agent.engine.contract import DeadlineExceeded, EngineError, MachineGone
 from forktree_agent.engine.microvm.layers import (
     PAGE_BYTES,
+    SHORT_RUN_PAGES,
     TARGET_RUNS,
     Run,
     check_mappings,
@@ -27,8 +28,8 @@ from forktree_agent.engine.microvm.layers import (
     whole_pages,
 )
 
-VERSION = 1
-REPLY_MAX_BYTES = 64
+VERSION = 2
+REPLY_MAX_BYTES = 72
 MAX_STRAY_REPLIES = 256
 """Each question that was given up leaves one. Reading what is there does not let other tasks run, deadlines
 included, so whoever never stops talking must not be listened to for ever."""
@@ -36,10 +37,11 @@ included, so whoever never stops talking must not be listened to for ever."""
 _HEADER = struct.Struct("<HHI")  # version, op, id
 _RESULT = struct.Struct("<Ii")  # status, errno
 _U64 = struct.Struct("<Q")
-_U64_U32 = struct.Struct("<QI")
-_U32_U32 = struct.Struct("<II")
+_MAP_TABLE = struct.Struct("<QII")
+_DUMP = struct.Struct("<IIQQ")
 _U64_U64 = struct.Struct("<QQ")
-_DUMPED = struct.Struct("<QQQIIQQ")
+_COUNTED = struct.Struct("<QQQ")
+_DUMPED = struct.Struct("<QQQIIQQQ")
 
 
 class Op(IntEnum):
@@ -52,6 +54,9 @@ class Op(IntEnum):
     DUMP = 5
     FINISH = 6
     STAT = 7
+    TRACK = 8
+    ALLOCATE = 9
+    ARM = 10
 
 
 class Status(IntEnum):
@@ -67,6 +72,7 @@ class Status(IntEnum):
     NO_LAYER = 7
     OS = 8
     HALF_MAPPED = 9
+    NOT_TRACKED = 10
 
 
 _STATUSES = frozenset(Status)
@@ -80,6 +86,7 @@ _SENTENCES = {
     Status.NO_LAYER: "no layer was prepared for the dump",
     Status.OS: "{errno}",
     Status.HALF_MAPPED: "{errno} at run {detail}, after guest RAM was changed: the machine has to be killed",
+    Status.NOT_TRACKED: "it was not told to note what is written, so no dump can have a mark",
 }
 
 
@@ -123,6 +130,8 @@ class Dump:
     """The widest gap that was bridged: more than asked for where runs were too many."""
     scan_ns: int
     copy_ns: int
+    since: int
+    """Mark of the dump that this one is a difference to; 0: all that is the machine's own is in it."""
 
     @property
     def bytes(self) -> int:
@@ -137,7 +146,9 @@ class Stat:
     mappings: int
     """Of the whole process, counted."""
     private_pages: int
-    """Guest pages that only this machine has: what a dump would have to copy."""
+    """Guest pages that only this machine has."""
+    written_pages: int
+    """Those of them that a dump would have to copy."""
 
 
 def encode_request(op: Op, request_id: int, body: bytes = b"") -> bytes:
@@ -150,8 +161,8 @@ def encode_hello(ram_bytes: int) -> bytes:
     return _U64.pack(ram_bytes)
 
 
-def encode_map_table(table_offset: int, runs: int) -> bytes:
-    return _U64_U32.pack(table_offset, runs)
+def encode_map_table(table_offset: int, runs: int, copy_below: int) -> bytes:
+    return _MAP_TABLE.pack(table_offset, runs, copy_below)
 
 
 def encode_map_run(run: Run) -> bytes:
@@ -162,8 +173,16 @@ def encode_prepare(size_bytes: int) -> bytes:
     return _U64.pack(size_bytes)
 
 
-def encode_dump(gap_pages: int, target_runs: int) -> bytes:
-    return _U32_U32.pack(gap_pages, target_runs)
+def encode_dump(gap_pages: int, target_runs: int, since: int, mark: int) -> bytes:
+    return _DUMP.pack(gap_pages, target_runs, since, mark)
+
+
+def encode_stat(since: int) -> bytes:
+    return _U64.pack(since)
+
+
+def encode_allocate(offset: int, size_bytes: int) -> bytes:
+    return _U64_U64.pack(offset, size_bytes)
 
 
 def decode_reply(packet: bytes) -> Reply:
@@ -180,7 +199,7 @@ def decode_reply(packet: bytes) -> Reply:
 
 def decode_dump(body: bytes) -> Dump:
     """The body of a reply to DUMP. Raises `NoShim` when it cannot be true, as the three below."""
-    pages, dirty_pages, table_offset, runs, gap_pages, scan_ns, copy_ns = _unpack(_DUMPED, body)
+    pages, dirty_pages, table_offset, runs, gap_pages, scan_ns, copy_ns, since = _unpack(_DUMPED, body)
     if table_offset != pages * PAGE_BYTES or not runs <= dirty_pages <= pages:
         raise NoShim(f"the fork shim says that {runs} runs of {pages} pages end at {table_offset}")
     return Dump(
@@ -191,17 +210,18 @@ def decode_dump(body: bytes) -> Dump:
         gap_pages=gap_pages,
         scan_ns=scan_ns,
         copy_ns=copy_ns,
+        since=since,
     )
 
 
 def decode_stat(body: bytes) -> Stat:
     """The body of a reply to STAT."""
-    mappings, private_pages = _unpack(_U64_U64, body)
-    return Stat(mappings=mappings, private_pages=private_pages)
+    mappings, private_pages, written_pages = _unpack(_COUNTED, body)
+    return Stat(mappings=mappings, private_pages=private_pages, written_pages=written_pages)
 
 
 def decode_number(body: bytes) -> int:
-    """A body of one number: HELLO's and MAP's mappings, FINISH's bytes, a refusal's detail."""
+    """A body of one number: HELLO's and MAP's mappings, FINISH's bytes, ARM's pages, a refusal's detail."""
     (number,) = _unpack(_U64, body)
     return number
 
@@ -245,14 +265,17 @@ class ShimClient:
         self._mappings = decode_number(body)
         return self._mappings
 
-    async def map_layer(self, fd: int, table_offset: int, runs: int, *, deadline: float) -> int:
+    async def map_layer(
+        self, fd: int, table_offset: int, runs: int, copied_runs: int = 0, *, deadline: float
+    ) -> int:
         """Back the pages of layer `fd` by it, copy-on-write; the machine stands still. Oldest layer first.
 
+        `copied_runs` says how many of the runs are short ones; if any, they are copied instead of mapped.
         Returns the most mappings that the process can have now. Raises `TooFragmented` before anything is
         changed, `RamHalfMapped` when the machine has to be killed.
         """
-        check_mappings(mappings_with(self._mappings, runs))
-        request = encode_map_table(table_offset, runs)
+        check_mappings(mappings_with(self._mappings, runs - copied_runs))
+        request = encode_map_table(table_offset, runs, SHORT_RUN_PAGES if copied_runs else 0)
         self._mappings = decode_number(await self._ask(Op.MAP_TABLE, request, fd, deadline=deadline))
         return self._mappings
 
@@ -263,21 +286,48 @@ class ShimClient:
         """
         await self._ask(Op.PREPARE, encode_prepare(whole_pages(size_bytes)), fd, deadline=deadline)
 
-    async def dump(self, gap_pages: int, *, deadline: float) -> Dump:
-        """Copy every page that is the stopped machine's own into the prepared layer.
+    async def track(self, device_fd: int, *, deadline: float) -> None:
+        """Have the shim note what is written, by `/dev/userfaultfd`. Harmless when it does already.
 
-        Up to `gap_pages` clean pages between two dirty ones are copied to join their runs.
+        Raises `ShimError` where the kernel cannot.
         """
-        request = encode_dump(gap_pages, TARGET_RUNS)
-        return decode_dump(await self._ask(Op.DUMP, request, deadline=deadline))
+        await self._ask(Op.TRACK, fd=device_fd, deadline=deadline)
+
+    async def allocate(self, fd: int, offset: int, size_bytes: int, *, deadline: float) -> None:
+        """Have these bytes of a memory file in memory, charged to QEMU whoever fills them. 0.3 us a page."""
+        await self._ask(Op.ALLOCATE, encode_allocate(offset, size_bytes), fd, deadline=deadline)
+
+    async def arm(self, since: int, *, deadline: float) -> int:
+        """Make ready for a dump since `since`, which then takes less time. The machine may run.
+
+        Returns how many pages the dump would copy if it came now.
+        """
+        return decode_number(await self._ask(Op.ARM, encode_stat(since), deadline=deadline))
+
+    async def dump(self, gap_pages: int, *, since: int = 0, mark: int = 0, deadline: float) -> Dump:
+        """Copy what the stopped machine has written since the dump marked `since` into the prepared layer.
+
+        With `since` 0, or when that is not its last dump, every page that is its own; the reply says which.
+        Only after a dump with a `mark` can another be a difference to it, so a layer that has one must be
+        kept for as long as differences to it are. Up to `gap_pages` clean pages between two dirty ones are
+        copied to join their runs.
+        """
+        request = encode_dump(gap_pages, TARGET_RUNS, since, mark)
+        dump = decode_dump(await self._ask(Op.DUMP, request, deadline=deadline))
+        if dump.since not in (since, 0):
+            raise NoShim(f"the fork shim made a difference to {dump.since} and was asked for one to {since}")
+        return dump
 
     async def finish(self, *, deadline: float) -> int:
         """Let go of the layer, cut to the size returned. It can be sealed then. Harmless without one."""
         return decode_number(await self._ask(Op.FINISH, deadline=deadline))
 
-    async def stat(self, *, deadline: float) -> Stat:
-        """Count mappings and private pages. Takes milliseconds, in which the machine runs on."""
-        stat = decode_stat(await self._ask(Op.STAT, deadline=deadline))
+    async def stat(self, *, since: int = 0, deadline: float) -> Stat:
+        """Count mappings, private pages, and what a dump since `since` would copy of them.
+
+        Takes milliseconds, in which the machine runs on.
+        """
+        stat = decode_stat(await self._ask(Op.STAT, encode_stat(since), deadline=deadline))
         self._mappings = stat.mappings
         return stat
 

@@ -17,10 +17,13 @@ from forktree_agent.engine.microvm.records import LayerRecord
 from forktree_agent.typed_records import load_all, to_journal
 
 if TYPE_CHECKING:
+    from forktree_agent.engine.microvm.admission import Ledger
     from forktree_agent.journal import Journal
     from forktree_agent.keeper_client import Keeper
 
 LAYER_KIND = "layer"
+BLOCK_BYTES = 512
+"""Of `st_blocks`, on every file system."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 """Writing to a layer would change, truncating it would kill, every machine that maps it."""
 
@@ -28,9 +31,10 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_S
 class FileStore:
     """Open files by name, and which machines and points use which layer."""
 
-    def __init__(self, keeper: Keeper, journal: Journal) -> None:
+    def __init__(self, keeper: Keeper, journal: Journal, ledger: Ledger) -> None:
         self._keeper = keeper
         self._journal = journal
+        self._ledger = ledger
         self._open: dict[str, int] = {}
         self._layers: dict[str, LayerRecord] = {}
         self._users: dict[str, set[str]] = {}
@@ -55,10 +59,18 @@ class FileStore:
         fcntl.fcntl(self._open[name], fcntl.F_ADD_SEALS, SEALS)
 
     def add_layer(self, layer: LayerRecord, user: str) -> None:
-        """Make a file known as a layer. Its first user is named at once: a layer without users is dropped."""
+        """Make a file known as a layer. Its first user is named at once: a layer without users is dropped.
+
+        It counts as its tree's memory until then, whoever uses it.
+        """
         self._journal.put(LAYER_KIND, layer.id, to_journal(layer))
+        self._know(layer)
+        self._users[layer.id].add(user)
+
+    def _know(self, layer: LayerRecord) -> None:
         self._layers[layer.id] = layer
-        self._users[layer.id] = {user}
+        self._users[layer.id] = set()
+        self._ledger.record(layer.id, layer.bytes, layer.tree)
 
     def layer(self, name: str) -> LayerRecord:
         """Raises `PointLost` when there is no such layer."""
@@ -66,6 +78,16 @@ class FileStore:
             return self._layers[name]
         except KeyError:
             raise PointLost(f"layer {name} is not held any more") from None
+
+    def taken_bytes(self, name: str) -> int:
+        """Memory that a layer's file takes: less than its length where much of it was never written to."""
+        return os.fstat(self.descriptor(name)).st_blocks * BLOCK_BYTES
+
+    def users(self, name: str) -> frozenset[str]:
+        return frozenset(self._users.get(name, ()))
+
+    def holds(self, name: str) -> bool:
+        return name in self._layers
 
     def use(self, user: str, chain: Iterable[str]) -> None:
         """Keep every layer of `chain` for `user`. Raises `PointLost` when one is gone; then none is kept."""
@@ -90,6 +112,7 @@ class FileStore:
         for name in names:
             self._layers.pop(name, None)
             self._users.pop(name, None)
+            self._ledger.free(name)
             self._journal.remove(LAYER_KIND, name)
             descriptor = self._open.pop(name, None)
             if descriptor is not None:
@@ -99,23 +122,23 @@ class FileStore:
                 await self._keeper.drop(*names, deadline=soon())
 
     async def adopt(self, held: Iterable[str]) -> None:
-        """Borrow the files the keeper still holds. Users are told by `use`, then `drop_unused` ends it."""
+        """Borrow the files the keeper still holds. Users are told by `use`, then `drop_all_but` ends it."""
         known = load_all(self._journal, LAYER_KIND, LayerRecord)
         for name in held:
             with asking(f"file {name}"):
                 self._open[name] = await self._keeper.lend_file(name, deadline=soon())
             if name in known:
-                self._layers[name] = known[name]
-                self._users[name] = set()
+                self._know(known[name])
         for name in known.keys() - self._open.keys():
             self._journal.remove(LAYER_KIND, name)
 
-    async def drop_unused(self, wanted: Iterable[str]) -> None:
+    async def drop_unused(self, names: Iterable[str]) -> None:
+        """Drop those of the files that are no layers in use."""
+        await self.drop(*(name for name in names if not self._users.get(name)))
+
+    async def drop_all_but(self, wanted: Iterable[str]) -> None:
         """Drop every file that is neither a layer in use nor in `wanted`."""
-        keep = set(wanted)
-        await self.drop(
-            *(name for name in list(self._open) if name not in keep and not self._users.get(name))
-        )
+        await self.drop_unused(self._open.keys() - set(wanted))
 
     def close(self) -> None:
         """Close our descriptors; the keeper's stay."""

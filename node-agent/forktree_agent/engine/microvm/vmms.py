@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.monitor import Monitor, MonitorError
 from forktree_agent.engine.microvm.shim import NoShim, ShimClient
+from forktree_agent.engine.microvm.tracking import track
+from forktree_agent.engine.microvm.vcpus import Vcpus
 from forktree_agent.keeper_client import (
     Channel,
     ChannelType,
@@ -78,6 +80,14 @@ class Vmm:
     guest: GuestChannel
     answering: Answering
     closing: asyncio.Event
+    untracked: str | None = "it was not asked yet"
+    """Why its writes are not noted; None where they are."""
+    vcpus: Vcpus = field(default_factory=Vcpus)
+    """None are known of one that was booted or taken over: they have no siblings to give way to."""
+
+    @property
+    def tracked(self) -> bool:
+        return self.untracked is None
 
     async def serve(self) -> None:
         """Read the guest's channel until told to close. The one task that belongs to this machine.
@@ -122,6 +132,9 @@ class Vmms:
                 return uid
         raise AtCapacity(f"all {self._settings.uid_count} user ids for machines are in use")
 
+    def uids_left(self) -> int:
+        return self._settings.uid_count - len(self._uids)
+
     def keep_uid(self, uid: int) -> None:
         """Note that a machine that was adopted has this user id."""
         self._uids.add(uid)
@@ -141,15 +154,19 @@ class Vmms:
 
     async def boot(self, order: VmmOrder, overlay_bytes: int, *, deadline: float) -> Vmm:
         """Start a machine that boots, its RAM written through to its file."""
-        return await self._start(order, overlay_bytes, deadline=deadline)
+        vmm, _ = await self._start(order, overlay_bytes, deadline=deadline)
+        return vmm
 
     async def wait_for_state(self, order: VmmOrder, *, deadline: float) -> Vmm:
         """Start a machine that waits for device state, its RAM a private view of its file."""
-        vmm = await self._start(order, None, deadline=deadline)
+        vmm, pid = await self._start(order, None, deadline=deadline)
         async with self.unborn(order.name):
+            vmm.vcpus = Vcpus.of(pid, await vmm.monitor.vcpu_threads())
+            vmm.vcpus.give_way()
             await vmm.shim.hello(order.build.memory_bytes, deadline=deadline)
             # QEMU may have written to RAM while it started; a fresh mapping makes it the file's again.
             await vmm.shim.map_all(order.ram, order.build.memory_bytes, deadline=deadline)
+            await self._track(vmm, deadline=deadline)
         return vmm
 
     async def resume(self, name: str, uid: int, build: Build, *, deadline: float) -> Vmm:
@@ -159,6 +176,7 @@ class Vmms:
         vmm = self._wired(name, uid, build, channels)
         await vmm.monitor.resume(deadline=deadline)
         await vmm.shim.resume(deadline=deadline)
+        await self._track(vmm, deadline=deadline)
         async with until(deadline, f"waking {name}"):
             # An agent that died in a freeze left the parent stopped. What only waits for its state is undone.
             await vmm.monitor.cont()
@@ -231,11 +249,17 @@ class Vmms:
         said = self.last_words(name)
         return f"QEMU {ended}" + (f"; it said: {said}" if said else "")
 
+    async def own_bytes(self, name: str) -> int:
+        """Memory that the machine's QEMU has for itself alone: what its guest changed, and its own."""
+        with asking(name):
+            return await self._keeper.own_bytes(name, deadline=soon())
+
     def last_words(self, name: str) -> str:
         """The end of a machine's log: QEMU's own complaints, and while it boots its console."""
         return self._keeper.log_tail(name).strip()
 
-    async def _start(self, order: VmmOrder, overlay_bytes: int | None, *, deadline: float) -> Vmm:
+    async def _start(self, order: VmmOrder, overlay_bytes: int | None, *, deadline: float) -> tuple[Vmm, int]:
+        """The machine and its process id, in the keeper's namespace."""
         with ExitStack() as opened:
             files = [
                 order.ram,
@@ -274,7 +298,17 @@ class Vmms:
         vmm = self._wired(order.name, order.uid, order.build, started.channels)
         async with self.unborn(order.name):
             await vmm.monitor.connect(deadline=deadline)
-        return vmm
+        return vmm, started.pid
+
+    async def _track(self, vmm: Vmm, *, deadline: float) -> None:
+        vmm.untracked = await track(vmm.shim, self._settings.write_tracking, deadline=deadline)
+
+    def why_untracked(self, name: str) -> str | None:
+        """Why what this machine writes is not noted; None where it is. Raises `MachineGone`."""
+        vmm = self._vmms.get(name)
+        if vmm is None:
+            raise MachineGone(f"machine {name} does not run")
+        return vmm.untracked
 
     def _wired(self, name: str, uid: int, build: Build, channels: Mapping[str, socket.socket]) -> Vmm:
         vmm = Vmm(

@@ -79,7 +79,7 @@ impl Layer {
         if bytes == 0 {
             return Ok(Self { view: None, file });
         }
-        allocate(&file, bytes)?;
+        allocate(&file, 0, bytes)?;
         let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let view = View::new(&file, len)?;
         view.touch();
@@ -157,10 +157,12 @@ impl Layer {
     }
 }
 
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+/// Take memory for these bytes of `file`, charged to this process's control group.
+pub fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     let len = i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: No memory of ours is involved.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } != 0 {
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, at, len) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
@@ -211,7 +213,7 @@ mod tests {
         runs.restart(0);
         for page in [2, 3, 4, 20, 21, 40, 63] {
             block.write(page);
-            runs.add(page.into());
+            runs.add(page.into(), 1);
         }
         runs.pack();
         (block, runs)

@@ -4,7 +4,8 @@
 //! costs several times as much. It runs beside QEMU's own threads and touches nothing of QEMU but guest RAM.
 //!
 //! `FORKTREE_SHIM_FD` names an inherited SEQPACKET socket. Without it the library does nothing. `serve` answers
-//! requests, `protocol` is their form, `scan` finds the dirty pages, `layer` keeps them, `map` brings them back.
+//! requests, `protocol` is their form, `scan` and `track` find the dirty pages, `layer` keeps them, `map` brings them
+//! back.
 
 mod layer;
 mod map;
@@ -12,6 +13,7 @@ mod protocol;
 mod scan;
 mod serve;
 mod syscall;
+mod track;
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,6 +1,7 @@
 //! Guest RAM: where it lies in this process, and backing it by layers.
 
 use crate::protocol::{Refusal, Run, PAGE_BYTES};
+use crate::syscall;
 use std::fs::File;
 use std::io;
 use std::os::unix::io::AsRawFd;
@@ -117,17 +118,43 @@ pub fn first_bad(runs: &[Run], ram: &GuestRam, layer_bytes: u64) -> Option<u64> 
     None
 }
 
-/// Back guest RAM with `runs` of `layer`, copy-on-write. Checks every run before it maps the first; after
+/// Back guest RAM with `runs` of `layer`, copy-on-write; those of fewer than `copy_below` pages are copied instead,
+/// which costs memory and no mapping. Returns how many were mapped. Checks every run before it touches RAM; after
 /// `HalfMapped` the VM must be killed. The caller's duty: vCPUs stand still and `layer_bytes` of `layer` exist.
-pub fn map_runs(ram: &GuestRam, runs: &[Run], layer: &File, layer_bytes: u64) -> Result<(), Refusal> {
+pub fn map_runs(ram: &GuestRam, runs: &[Run], copy_below: u32, layer: &File, layer_bytes: u64) -> Result<u64, Refusal> {
     if let Some(index) = first_bad(runs, ram, layer_bytes) {
         return Err(Refusal::BadRun { index });
     }
+    let mut mapped = 0;
     for (index, run) in (0..).zip(runs) {
-        if let Err(error) = map_run(ram, run, layer) {
+        let done = if run.pages < copy_below {
+            copy_run(ram, run, layer)
+        } else {
+            mapped += 1;
+            map_run(ram, run, layer)
+        };
+        if let Err(error) = done {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             return Err(Refusal::HalfMapped { errno, index });
         }
+    }
+    Ok(mapped)
+}
+
+/// Make the run's pages this VM's own, with what the layer has of them.
+fn copy_run(ram: &GuestRam, run: &Run, layer: &File) -> io::Result<()> {
+    let RamBytes { start, len } = ram.of_run(run).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while done < len {
+        let at = i64::try_from(run.offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (into, left) = (start.as_ptr().wrapping_add(done), len - done);
+        // SAFETY: The kernel writes at most `left` bytes, the rest of a range that `of_run` proved inside the RAM block,
+        // which is writable. vCPUs stand still (the agent's duty) and no Rust reference points into guest RAM.
+        let got = syscall::count(|| unsafe { libc::pread(layer.as_raw_fd(), into.cast(), left, at) })?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += got;
     }
     Ok(())
 }
@@ -159,6 +186,7 @@ fn map_run(ram: &GuestRam, run: &Run, layer: &File) -> io::Result<()> {
 pub(crate) mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
     use std::os::unix::io::FromRawFd;
 
     pub fn memfd() -> File {
@@ -197,20 +225,31 @@ pub(crate) mod tests {
             GuestRam::of_test(self.address(), self.pages)
         }
 
-        fn at(&self, page: u8) -> *mut u8 {
-            assert!(u32::from(page) < self.pages);
-            self.start.wrapping_add(usize::from(page) * 4096)
+        fn at(&self, page: u32) -> *mut u8 {
+            assert!(page < self.pages);
+            self.start.wrapping_add(page as usize * 4096)
+        }
+
+        /// Write to a page; what, nobody asks.
+        pub fn touch(&self, page: u32) {
+            // SAFETY: `at` checked the page; the mapping lives as long as `self`.
+            unsafe { self.at(page).write_volatile(1) }
+        }
+
+        /// Read a page.
+        pub fn look(&self, page: u32) -> u8 {
+            // SAFETY: As in `touch`.
+            unsafe { self.at(page).read_volatile() }
         }
 
         /// Mark a page with its number and one, so that no mark is an untouched page's.
         pub fn write(&self, page: u8) {
-            // SAFETY: `at` checked the page; the mapping lives as long as `self`.
-            unsafe { self.at(page).write_volatile(page + 1) }
+            // SAFETY: As in `touch`.
+            unsafe { self.at(page.into()).write_volatile(page + 1) }
         }
 
         pub fn read(&self, page: u8) -> u8 {
-            // SAFETY: As in `write`.
-            unsafe { self.at(page).read_volatile() }
+            self.look(page.into())
         }
     }
 
@@ -285,7 +324,7 @@ pub(crate) mod tests {
         let mut layer = memfd();
         layer.write_all(&[7; 4096]).expect("a page");
         let runs = [run(1, 1, 0), run(2, 1, 4096)];
-        let refusal = map_runs(&block.ram(), &runs, &layer, 4096).expect_err("a bad run");
+        let refusal = map_runs(&block.ram(), &runs, 0, &layer, 4096).expect_err("a bad run");
         assert_eq!(refusal, Refusal::BadRun { index: 1 });
         assert_eq!(block.read(1), 2);
     }
@@ -297,11 +336,34 @@ pub(crate) mod tests {
         let mut layer = memfd();
         layer.write_all(&[7; 8192]).expect("two pages");
         for block in [&first, &second] {
-            map_runs(&block.ram(), &[run(1, 2, 0)], &layer, 8192).expect("mapped");
+            map_runs(&block.ram(), &[run(1, 2, 0)], 0, &layer, 8192).expect("mapped");
         }
         first.write(2);
         assert_eq!([first.read(1), first.read(2), first.read(3)], [7, 3, 4]);
         assert_eq!([second.read(1), second.read(2), second.read(3)], [7, 7, 0]);
+    }
+
+    #[test]
+    fn short_runs_are_copied_and_the_others_mapped() {
+        let (copied, mapped) = (PrivateFile::new(8), PrivateFile::new(8));
+        let mut layer = memfd();
+        layer.write_all(&[7; 3 * 4096]).expect("three pages");
+        let runs = [run(1, 1, 0), run(4, 2, 4096)];
+        assert_eq!(map_runs(&copied.ram(), &runs, 2, &layer, 3 * 4096), Ok(1));
+        assert_eq!(map_runs(&mapped.ram(), &runs, 0, &layer, 3 * 4096), Ok(2));
+        // What is mapped shows what becomes of the file, which only a test does to a layer; a copy is a copy.
+        layer.write_all_at(&[9; 3 * 4096], 0).expect("written over");
+        assert_eq!([copied.read(1), copied.read(4), copied.read(5), copied.read(2)], [7, 9, 9, 0]);
+        assert_eq!([mapped.read(1), mapped.read(4), mapped.read(5), mapped.read(2)], [9, 9, 9, 0]);
+    }
+
+    #[test]
+    fn a_run_that_the_layer_does_not_have_cannot_be_copied() {
+        let block = PrivateFile::new(4);
+        // The caller lies about the size.
+        let refusal = map_runs(&block.ram(), &[run(0, 1, 0)], 2, &memfd(), 4096).expect_err("no page");
+        let (errno, index) = (libc::EIO, 0);
+        assert_eq!(refusal, Refusal::HalfMapped { errno, index });
     }
 
     #[test]
@@ -312,7 +374,7 @@ pub(crate) mod tests {
         let runs = [run(0, 1, 0), run(1, 1, (1 << 63) - 4096)];
         let layer = memfd();
         layer.set_len(4096).expect("a page");
-        let refusal = map_runs(&block.ram(), &runs, &layer, u64::MAX).expect_err("no map");
+        let refusal = map_runs(&block.ram(), &runs, 0, &layer, u64::MAX).expect_err("no map");
         let (errno, index) = (libc::EOVERFLOW, 1);
         assert_eq!(refusal, Refusal::HalfMapped { errno, index });
         assert_eq!(block.read(0), 0);

@@ -6,11 +6,11 @@
 //! read by this module's tests and by those of `shim.py`. Pure: nothing here touches the process.
 
 /// Of the whole protocol; a request of another version is refused as malformed.
-pub const VERSION: u16 = 1;
-/// Longest request: a header and three eight-byte fields.
+pub const VERSION: u16 = 2;
+/// Longest request: a header and a dump's four fields.
 pub const REQUEST_MAX: usize = 32;
 /// Longest reply: a header, status and errno, and a dump's report.
-pub const REPLY_MAX: usize = 64;
+pub const REPLY_MAX: usize = 72;
 /// The unit of runs, offsets and tables. The build is for x86-64, where base pages have this size.
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -67,25 +67,39 @@ pub struct Header {
 pub enum Request {
     /// Find guest RAM by its size. May be repeated with the same size, as an adopting agent does.
     Hello { ram_bytes: u64 },
-    /// Back guest RAM by the runs in the attached layer's own table.
-    MapTable { table_offset: u64, runs: u32 },
+    /// Back guest RAM by the runs in the attached layer's own table. Those of fewer than `copy_below` pages are copied.
+    MapTable { table_offset: u64, runs: u32, copy_below: u32 },
     /// Back guest RAM by one run of the attached file.
     MapRun(Run),
     /// Take the attached, empty memfd as the next layer, with `bytes` of it really there.
     Prepare { bytes: u64 },
-    /// Copy every page that is private to this VM into the prepared layer. The VM is stopped.
-    Dump { gap_pages: u32, target_runs: u32 },
+    /// Copy the pages written since the dump marked `since` into the prepared layer, or, if that is 0 or not the last
+    /// dump, every page that is private to this VM. With a `mark` other than 0 the next dump can be a difference to
+    /// this one; only while writes are tracked. The VM is stopped.
+    Dump { gap_pages: u32, target_runs: u32, since: u64, mark: u64 },
     /// Let go of the prepared layer, cut to what was dumped into it. Without one there is nothing to do, so it is
     /// also how an adopting agent ends whatever the agent before it had begun.
     Finish,
-    /// Count mappings and private pages.
-    Stat,
+    /// Count mappings, private pages, and those of them that a dump since `since` would copy.
+    Stat { since: u64 },
+    /// Note from here on what is written. The attached file is `/dev/userfaultfd`. May be repeated.
+    Track,
+    /// Have these bytes of the attached memfd really there. As with a layer that is prepared, they are charged to this
+    /// process's control group, whoever fills them.
+    Allocate { offset: u64, bytes: u64 },
+    /// Make ready for a dump since `since`, and count what it would copy. The VM may run.
+    Arm { since: u64 },
 }
 
 impl Request {
     /// Whether the request comes with exactly one descriptor; the others come with none.
     pub fn wants_file(&self) -> bool {
-        matches!(self, Self::MapTable { .. } | Self::MapRun(_) | Self::Prepare { .. })
+        match self {
+            Self::MapTable { .. } | Self::MapRun(_) | Self::Prepare { .. } | Self::Track | Self::Allocate { .. } => {
+                true
+            }
+            Self::Hello { .. } | Self::Dump { .. } | Self::Finish | Self::Stat { .. } | Self::Arm { .. } => false,
+        }
     }
 
     /// The header as far as it could be read, and the request if all of the packet could.
@@ -103,12 +117,20 @@ impl Request {
     fn decode_body(op: u16, mut fields: Fields<'_>) -> Option<Self> {
         let request = match op {
             1 => Self::Hello { ram_bytes: fields.u64()? },
-            2 => Self::MapTable { table_offset: fields.u64()?, runs: fields.u32()? },
+            2 => Self::MapTable { table_offset: fields.u64()?, runs: fields.u32()?, copy_below: fields.u32()? },
             3 => Self::MapRun(fields.run()?),
             4 => Self::Prepare { bytes: fields.u64()? },
-            5 => Self::Dump { gap_pages: fields.u32()?, target_runs: fields.u32()? },
+            5 => Self::Dump {
+                gap_pages: fields.u32()?,
+                target_runs: fields.u32()?,
+                since: fields.u64()?,
+                mark: fields.u64()?,
+            },
             6 => Self::Finish,
-            7 => Self::Stat,
+            7 => Self::Stat { since: fields.u64()? },
+            8 => Self::Track,
+            9 => Self::Allocate { offset: fields.u64()?, bytes: fields.u64()? },
+            10 => Self::Arm { since: fields.u64()? },
             _ => return None,
         };
         fields.end()?;
@@ -127,7 +149,8 @@ pub enum Reply {
         /// At most this many mappings: what is added is estimated, and counted only when it matters.
         vmas: u64,
     },
-    Prepared,
+    /// Of a request that leaves nothing to be told.
+    Done,
     Dumped {
         /// Pages in the layer: the dirty ones, and clean ones in gaps between them.
         pages: u64,
@@ -138,6 +161,8 @@ pub enum Reply {
         gap_pages: u32,
         scan_ns: u64,
         copy_ns: u64,
+        /// The mark of the dump that this one is a difference to; 0: every private page is in it.
+        since: u64,
     },
     Finished {
         bytes: u64,
@@ -145,6 +170,10 @@ pub enum Reply {
     Counted {
         vmas: u64,
         private_pages: u64,
+        written_pages: u64,
+    },
+    Armed {
+        written_pages: u64,
     },
 }
 
@@ -169,6 +198,8 @@ pub enum Refusal {
     Os { errno: i32 },
     /// The system said no at this run, after others were mapped: this VM must be killed.
     HalfMapped { errno: i32, index: u64 },
+    /// DUMP with a mark before TRACK.
+    NotTracked,
 }
 
 /// One reply, ready to be sent.
@@ -185,19 +216,22 @@ pub fn encode_reply(header: Header, outcome: &Result<Reply, Refusal>) -> Packet 
 fn encode_success(packet: &mut Packet, reply: Reply) {
     packet.u32(0).u32(0);
     match reply {
-        Reply::Prepared => {}
+        Reply::Done => {}
         Reply::Ready { vmas } | Reply::Mapped { vmas } => {
             packet.u64(vmas);
         }
-        Reply::Dumped { pages, dirty_pages, table_offset, runs, gap_pages, scan_ns, copy_ns } => {
+        Reply::Dumped { pages, dirty_pages, table_offset, runs, gap_pages, scan_ns, copy_ns, since } => {
             packet.u64(pages).u64(dirty_pages).u64(table_offset);
-            packet.u32(runs).u32(gap_pages).u64(scan_ns).u64(copy_ns);
+            packet.u32(runs).u32(gap_pages).u64(scan_ns).u64(copy_ns).u64(since);
         }
         Reply::Finished { bytes } => {
             packet.u64(bytes);
         }
-        Reply::Counted { vmas, private_pages } => {
-            packet.u64(vmas).u64(private_pages);
+        Reply::Armed { written_pages } => {
+            packet.u64(written_pages);
+        }
+        Reply::Counted { vmas, private_pages, written_pages } => {
+            packet.u64(vmas).u64(private_pages).u64(written_pages);
         }
     }
 }
@@ -213,6 +247,7 @@ fn encode_refusal(packet: &mut Packet, refusal: Refusal) {
         Refusal::NoLayer => (7, 0, 0),
         Refusal::Os { errno } => (8, errno, 0),
         Refusal::HalfMapped { errno, index } => (9, errno, index),
+        Refusal::NotTracked => (10, 0, 0),
     };
     packet.u32(status).i32(errno).u64(detail);
 }
@@ -350,12 +385,24 @@ mod tests {
     fn request_of(golden: &Golden) -> Option<Request> {
         Some(match golden.name {
             "hello" => Request::Hello { ram_bytes: golden.u64("ram_bytes") },
-            "map_table" => Request::MapTable { table_offset: golden.u64("table_offset"), runs: golden.u32("runs") },
+            "map_table" => Request::MapTable {
+                table_offset: golden.u64("table_offset"),
+                runs: golden.u32("runs"),
+                copy_below: golden.u32("copy_below"),
+            },
             "map_run" => Request::MapRun(run_of(golden)),
             "prepare" => Request::Prepare { bytes: golden.u64("bytes") },
-            "dump" => Request::Dump { gap_pages: golden.u32("gap_pages"), target_runs: golden.u32("target_runs") },
+            "dump" => Request::Dump {
+                gap_pages: golden.u32("gap_pages"),
+                target_runs: golden.u32("target_runs"),
+                since: golden.u64("since"),
+                mark: golden.u64("mark"),
+            },
             "finish" => Request::Finish,
-            "stat" => Request::Stat,
+            "stat" => Request::Stat { since: golden.u64("since") },
+            "track" => Request::Track,
+            "arm" => Request::Arm { since: golden.u64("since") },
+            "allocate" => Request::Allocate { offset: golden.u64("offset"), bytes: golden.u64("bytes") },
             _ => return None,
         })
     }
@@ -363,7 +410,7 @@ mod tests {
     fn outcome_of(golden: &Golden) -> Option<Result<Reply, Refusal>> {
         Some(match golden.name {
             "ready" => Ok(Reply::Ready { vmas: golden.u64("vmas") }),
-            "prepared" => Ok(Reply::Prepared),
+            "prepared" | "tracked" | "allocated" => Ok(Reply::Done),
             "mapped" => Ok(Reply::Mapped { vmas: golden.u64("vmas") }),
             "dumped" => Ok(Reply::Dumped {
                 pages: golden.u64("pages"),
@@ -373,9 +420,15 @@ mod tests {
                 gap_pages: golden.u32("gap_pages"),
                 scan_ns: golden.u64("scan_ns"),
                 copy_ns: golden.u64("copy_ns"),
+                since: golden.u64("since"),
             }),
             "finished" => Ok(Reply::Finished { bytes: golden.u64("bytes") }),
-            "counted" => Ok(Reply::Counted { vmas: golden.u64("vmas"), private_pages: golden.u64("private_pages") }),
+            "armed" => Ok(Reply::Armed { written_pages: golden.u64("written_pages") }),
+            "counted" => Ok(Reply::Counted {
+                vmas: golden.u64("vmas"),
+                private_pages: golden.u64("private_pages"),
+                written_pages: golden.u64("written_pages"),
+            }),
             "malformed" => Err(Refusal::Malformed),
             "no_hello" => Err(Refusal::NoHello),
             "ram_not_found" => Err(Refusal::RamNotFound { found: golden.u64("detail") }),
@@ -385,6 +438,7 @@ mod tests {
             "no_layer" => Err(Refusal::NoLayer),
             "os" => Err(Refusal::Os { errno: golden.errno() }),
             "half_mapped" => Err(Refusal::HalfMapped { errno: golden.errno(), index: golden.u64("detail") }),
+            "not_tracked" => Err(Refusal::NotTracked),
             _ => return None,
         })
     }
@@ -411,7 +465,7 @@ mod tests {
                 seen[2] += 1;
             }
         }
-        assert_eq!(seen, [7, 15, 1]);
+        assert_eq!(seen, [10, 19, 1]);
     }
 
     #[test]
@@ -433,9 +487,10 @@ mod tests {
 
     #[test]
     fn another_version_and_unknown_ops_are_refused() {
-        assert_eq!(Request::decode(&[2, 0, 7, 0, 5, 0, 0, 0]).1, None);
-        for op in (0..=u8::MAX).filter(|op| !(1..=7).contains(op)) {
-            assert_eq!(Request::decode(&[1, 0, op, 0, 5, 0, 0, 0]).1, None);
+        assert_eq!(Request::decode(&[2, 0, 6, 0, 5, 0, 0, 0]).1, Some(Request::Finish));
+        assert_eq!(Request::decode(&[1, 0, 6, 0, 5, 0, 0, 0]).1, None);
+        for op in (0..=u8::MAX).filter(|op| !(1..=10).contains(op)) {
+            assert_eq!(Request::decode(&[2, 0, op, 0, 5, 0, 0, 0]).1, None);
         }
     }
 }

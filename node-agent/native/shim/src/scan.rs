@@ -2,7 +2,7 @@
 //!
 //! Guest RAM is a private file mapping, so exactly the pages that this VM has written are anonymous memory.
 //! `/proc/self/pagemap` tells them apart on every kernel since 4.2, also for an unprivileged user, who only sees
-//! no frame numbers.
+//! no frame numbers. It knows no time, though: which of them are new is asked of a `Tracker`, where the kernel has one.
 
 use crate::protocol::{Run, PAGE_BYTES};
 use std::collections::TryReserveError;
@@ -80,12 +80,13 @@ impl RunTable {
         self.dirty_pages = 0;
     }
 
-    /// Add a page above all pages so far. When the room is full, gaps widen until it is not.
-    pub fn add(&mut self, page: u32) {
-        self.dirty_pages += 1;
-        while !self.joins(page) {
+    /// Add `pages` pages from `page` on, which is above all pages so far. When the room is full, gaps widen until it
+    /// is not.
+    pub fn add(&mut self, page: u32, pages: u32) {
+        self.dirty_pages += u64::from(pages);
+        while !self.joins(page, pages) {
             if self.runs.len() < self.capacity {
-                let (pages, offset) = (1, 0);
+                let offset = 0;
                 self.runs.push(Run { page, pages, offset });
                 return;
             }
@@ -93,12 +94,12 @@ impl RunTable {
         }
     }
 
-    /// Lengthen the last run to `page` if it is near enough.
-    fn joins(&mut self, page: u32) -> bool {
+    /// Lengthen the last run to the end of these pages if it is near enough.
+    fn joins(&mut self, page: u32, pages: u32) -> bool {
         let reach = u64::from(self.gap_pages);
         match self.runs.last_mut() {
             Some(last) if u64::from(page) <= last.end() + reach => {
-                last.pages = page - last.page + 1;
+                last.pages = page - last.page + pages;
                 true
             }
             _ => false,
@@ -186,7 +187,7 @@ mod tests {
     fn gathered(pages: impl IntoIterator<Item = u32>, capacity: usize, gap: u32) -> RunTable {
         let mut table = RunTable::with_capacity(capacity).expect("room");
         table.restart(gap);
-        pages.into_iter().for_each(|page| table.add(page));
+        pages.into_iter().for_each(|page| table.add(page, 1));
         table
     }
 
@@ -208,6 +209,21 @@ mod tests {
         assert_eq!(extents(&gathered(pages, 8, 0)), [(0, 3), (5, 1), (10, 2)]);
         assert_eq!(extents(&gathered(pages, 8, 2)), [(0, 6), (10, 2)]);
         assert_eq!(extents(&gathered(pages, 8, 4)), [(0, 12)]);
+    }
+
+    #[test]
+    fn stretches_are_as_good_as_their_pages() {
+        let stretches = [(0, 3), (3, 1), (9, 4), (14, 2), (40, 1)];
+        for gap in [0, 1, 4, 30] {
+            let mut table = RunTable::with_capacity(8).expect("room");
+            table.restart(gap);
+            for (page, pages) in stretches {
+                table.add(page, pages);
+            }
+            let one_by_one = gathered(stretches.iter().flat_map(|(page, pages)| *page..page + pages), 8, gap);
+            assert_eq!(table.runs(), one_by_one.runs());
+            assert_eq!(table.dirty_pages(), one_by_one.dirty_pages());
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Requests in, replies out: what the shim's thread does. One request at a time, in the order they came.
 
-use crate::layer::{read_table, Layer};
+use crate::layer::{allocate, read_table, Layer};
 use crate::map::{map_runs, GuestRam};
 use crate::protocol::{encode_reply, Packet, Refusal, Reply, Request, Run, PAGE_BYTES, REQUEST_MAX};
 use crate::scan::{private_pages, RunTable, MAX_RUNS};
 use crate::syscall;
+use crate::track::{Counted, Tracker};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd};
@@ -54,12 +55,19 @@ impl Shim {
         }
         let guest = self.guest.as_mut().ok_or(Refusal::NoHello)?;
         match (request, file) {
-            (Request::MapTable { table_offset, runs }, Some(layer)) => guest.map_table(&layer, table_offset, runs),
+            (Request::MapTable { table_offset, runs, copy_below }, Some(layer)) => {
+                guest.map_table(&layer, table_offset, runs, copy_below)
+            }
             (Request::MapRun(run), Some(layer)) => guest.map_run(&layer, run),
             (Request::Prepare { bytes }, Some(layer)) => guest.prepare(layer, bytes),
-            (Request::Dump { gap_pages, target_runs }, None) => guest.dump(gap_pages, target_runs),
+            (Request::Dump { gap_pages, target_runs, since, mark }, None) => {
+                guest.dump(gap_pages, target_runs, since, mark)
+            }
             (Request::Finish, None) => guest.finish(),
-            (Request::Stat, None) => guest.stat(),
+            (Request::Stat { since }, None) => guest.stat(since),
+            (Request::Arm { since }, None) => guest.arm(since),
+            (Request::Track, Some(device)) => guest.track(&device),
+            (Request::Allocate { offset, bytes }, Some(file)) => guest.allocate(&file, offset, bytes),
             _ => Err(Refusal::Malformed),
         }
     }
@@ -96,6 +104,8 @@ struct Guest {
     /// Mappings of this process, or more than there are.
     vmas: u64,
     next: NextLayer,
+    /// None: nobody asked for it, or this kernel cannot.
+    tracker: Option<Tracker>,
 }
 
 impl Guest {
@@ -111,6 +121,7 @@ impl Guest {
             buffer,
             vmas: 0,
             next: NextLayer::None,
+            tracker: None,
         })
     }
 
@@ -122,15 +133,16 @@ impl Guest {
         }
     }
 
-    fn map_table(&mut self, layer: &File, table_offset: u64, runs: u32) -> Result<Reply, Refusal> {
+    fn map_table(&mut self, layer: &File, table_offset: u64, runs: u32, copy_below: u32) -> Result<Reply, Refusal> {
         self.need_private_ram()?;
         let table = &mut self.runs;
         table.restart(0);
         if !read_table(layer, table_offset, runs, &mut self.buffer, |records| table.refill(records))? {
             return Err(Refusal::BadLayer);
         }
-        map_runs(&self.ram, self.runs.runs(), layer, table_offset)?;
-        Ok(self.mapped(u64::from(runs)))
+        self.forget_writes();
+        let mapped = map_runs(&self.ram, self.runs.runs(), copy_below, layer, table_offset)?;
+        Ok(self.mapped(mapped))
     }
 
     fn map_run(&mut self, layer: &File, run: Run) -> Result<Reply, Refusal> {
@@ -139,8 +151,16 @@ impl Guest {
         if !metadata.is_file() {
             return Err(Refusal::BadLayer);
         }
-        map_runs(&self.ram, &[run], layer, metadata.len())?;
-        Ok(self.mapped(1))
+        self.forget_writes();
+        let mapped = map_runs(&self.ram, &[run], 0, layer, metadata.len())?;
+        Ok(self.mapped(mapped))
+    }
+
+    /// RAM is about to be mapped anew.
+    fn forget_writes(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.remapped();
+        }
     }
 
     fn mapped(&mut self, runs: u64) -> Reply {
@@ -155,17 +175,18 @@ impl Guest {
     fn prepare(&mut self, layer: File, bytes: u64) -> Result<Reply, Refusal> {
         self.need_private_ram()?;
         self.next = NextLayer::None;
-        // More than all of RAM and the longest table can never be filled.
-        let most = self.ram.bytes() + (MAX_RUNS * Run::BYTES) as u64;
-        if bytes % PAGE_BYTES != 0 || bytes > most {
+        if bytes % PAGE_BYTES != 0 || bytes > self.longest_layer() {
             return Err(Refusal::BadLayer);
         }
         self.next = NextLayer::Prepared(Layer::prepare(layer, bytes)?);
-        Ok(Reply::Prepared)
+        Ok(Reply::Done)
     }
 
-    /// A layer that could not be filled is given up; RAM is only read.
-    fn dump(&mut self, gap_pages: u32, target_runs: u32) -> Result<Reply, Refusal> {
+    /// A layer that could not be filled is given up, and the next dump cannot be a difference; RAM is only read.
+    fn dump(&mut self, gap_pages: u32, target_runs: u32, since: u64, mark: u64) -> Result<Reply, Refusal> {
+        if mark != 0 && self.tracker.is_none() {
+            return Err(Refusal::NotTracked);
+        }
         let layer = match std::mem::replace(&mut self.next, NextLayer::None) {
             NextLayer::Prepared(layer) => layer,
             other => {
@@ -174,12 +195,9 @@ impl Guest {
             }
         };
         let start = Instant::now();
+        self.runs.restart(gap_pages);
+        let since = self.gather(since, mark)?;
         let table = &mut self.runs;
-        table.restart(gap_pages);
-        let (address, pages) = (self.ram.address(), self.ram.pages());
-        private_pages(&self.pagemap, address, pages, &mut self.buffer, |page| {
-            table.add(page);
-        })?;
         table.settle(target_runs);
         table.pack();
         let scanned = Instant::now();
@@ -187,6 +205,9 @@ impl Guest {
         let runs = u32::try_from(table.runs().len()).map_err(|_| Refusal::BadLayer)?;
         let bytes = table_offset + u64::from(runs) * Run::BYTES as u64;
         self.next = NextLayer::Dumped(layer, bytes);
+        if let (Some(tracker), true) = (&mut self.tracker, mark != 0) {
+            tracker.settle(mark);
+        }
         Ok(Reply::Dumped {
             pages: table.pages(),
             dirty_pages: table.dirty_pages(),
@@ -195,7 +216,23 @@ impl Guest {
             gap_pages: table.gap_pages(),
             scan_ns: nanoseconds(scanned - start),
             copy_ns: nanoseconds(scanned.elapsed()),
+            since,
         })
+    }
+
+    /// Add the pages of the next layer to the run table; returns the mark of the dump that it will be a difference to.
+    fn gather(&mut self, since: u64, mark: u64) -> io::Result<u64> {
+        let table = &mut self.runs;
+        match &mut self.tracker {
+            Some(tracker) if mark != 0 => {
+                tracker.take(&self.pagemap, &self.ram, since, |first, pages| table.add(first, pages))
+            }
+            _ => {
+                let (address, pages) = (self.ram.address(), self.ram.pages());
+                private_pages(&self.pagemap, address, pages, &mut self.buffer, |page| table.add(page, 1))?;
+                Ok(0)
+            }
+        }
     }
 
     fn finish(&mut self) -> Result<Reply, Refusal> {
@@ -208,14 +245,58 @@ impl Guest {
         Ok(Reply::Finished { bytes })
     }
 
-    fn stat(&mut self) -> Result<Reply, Refusal> {
+    fn stat(&mut self, since: u64) -> Result<Reply, Refusal> {
+        let Counted { private_pages, written_pages } = self.count(since)?;
+        self.vmas = count_mappings(&mut self.buffer)?;
+        Ok(Reply::Counted { vmas: self.vmas, private_pages, written_pages })
+    }
+
+    fn arm(&mut self, since: u64) -> Result<Reply, Refusal> {
+        self.need_private_ram()?;
+        let written_pages = match &mut self.tracker {
+            Some(tracker) => tracker.arm(&self.pagemap, &self.ram, since)?,
+            None => self.count(since)?.written_pages,
+        };
+        Ok(Reply::Armed { written_pages })
+    }
+
+    fn count(&mut self, since: u64) -> io::Result<Counted> {
+        if let Some(tracker) = &mut self.tracker {
+            return tracker.count(&self.pagemap, &self.ram, since);
+        }
         let mut count = 0;
         let (address, pages) = (self.ram.address(), self.ram.pages());
         private_pages(&self.pagemap, address, pages, &mut self.buffer, |_| {
             count += 1;
         })?;
-        self.vmas = count_mappings(&mut self.buffer)?;
-        Ok(Reply::Counted { vmas: self.vmas, private_pages: count })
+        Ok(Counted { private_pages: count, written_pages: count })
+    }
+
+    /// Once begun it goes on: a second agent asks again.
+    fn track(&mut self, device: &File) -> Result<Reply, Refusal> {
+        self.need_private_ram()?;
+        if self.tracker.is_none() {
+            let mut tracker = Tracker::new(device)?;
+            // A kernel that has the one and not the other should say so now.
+            tracker.count(&self.pagemap, &self.ram, 0)?;
+            self.tracker = Some(tracker);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn allocate(&self, file: &File, offset: u64, bytes: u64) -> Result<Reply, Refusal> {
+        match offset.checked_add(bytes) {
+            Some(end) if bytes > 0 && end <= self.longest_layer() => {
+                allocate(file, offset, bytes)?;
+                Ok(Reply::Done)
+            }
+            _ => Err(Refusal::BadLayer),
+        }
+    }
+
+    /// More than all of RAM and the longest table can never be filled.
+    fn longest_layer(&self) -> u64 {
+        self.ram.bytes() + (MAX_RUNS * Run::BYTES) as u64
     }
 }
 

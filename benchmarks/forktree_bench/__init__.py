@@ -1,0 +1,1 @@
+"""What forktree costs, measured: `make bench`. Every figure says its clock, its accelerator and how often."""

@@ -1,0 +1,1 @@
+"""The suites: what each measures, for how long at most, and which plots its rows make."""

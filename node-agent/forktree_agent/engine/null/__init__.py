@@ -1,0 +1,1 @@
+"""Sessions without machines, to measure what everything around machines costs."""
