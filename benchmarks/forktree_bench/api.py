@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-import aiohttp
-
-from forktree.wire import Answer, ErrorBody, ExecFinished, SessionCreated, SessionDeleted, SessionForked
+from forktree.wire import Answer, ErrorBody, SessionCreated, SessionDeleted, SessionForked
+from forktree_dev.commands import Commands, Refused
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
-_SECONDS = 120.0
 
-
-class Refused(Exception):
-    """The agent answered with an error, or a command did not succeed."""
-
-
-class Api:
-    """Sessions of one namespace. Connections are kept, so what is measured has none to make."""
-
-    def __init__(self, http: aiohttp.ClientSession, sessions_url: str) -> None:
-        self._http = http
-        self._sessions_url = sessions_url
-
-    @classmethod
-    @asynccontextmanager
-    async def connected(cls, url: str, authority: Path, token: str, namespace: str) -> AsyncGenerator[Self]:
-        """`authority`: the PEM file to verify the agent by. `token`: for the audience `forktree.dev`."""
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(authority)), limit=0),
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=aiohttp.ClientTimeout(total=_SECONDS),
-        ) as http:
-            yield cls(http, f"{url}/ns/{namespace}/v1/sessions")
+class Api(Commands):
+    """Sessions of one namespace, and the commands in them."""
 
     async def create(self, template: str) -> SessionCreated:
         return await self._ask(SessionCreated, "POST", "", {"template_id": template})
@@ -49,14 +24,6 @@ class Api:
     async def delete(self, session: str) -> None:
         await self._ask(SessionDeleted, "DELETE", f"/{session}", None)
 
-    async def run(self, session: str, *argv: str) -> str:
-        """What the command printed. Raises `Refused` unless it exits with 0."""
-        body = {"argv": argv, "timeout_seconds": _SECONDS / 2}
-        finished = await self._ask(ExecFinished, "POST", f"/{session}/exec", body)
-        if finished.exit_code != 0:
-            raise Refused(f"{session}: {argv[0]} exited with {finished.exit_code}: {finished.stderr[-300:]}")
-        return finished.stdout
-
     async def run_in_all(self, sessions: Sequence[str], *argv: str) -> list[str]:
         """At once; in the order of the sessions."""
         async with asyncio.TaskGroup() as tasks:
@@ -66,7 +33,7 @@ class Api:
     async def _ask(
         self, kind: type[AnswerT], method: str, path: str, body: Mapping[str, object] | None
     ) -> AnswerT:
-        async with self._http.request(method, f"{self._sessions_url}{path}", json=body) as answer:
+        async with self.http.request(method, f"{self.sessions_url}{path}", json=body) as answer:
             content = await answer.read()
         if answer.status >= 400:
             raise Refused(f"{method} {path}: {ErrorBody.model_validate_json(content).message}")

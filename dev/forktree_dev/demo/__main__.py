@@ -20,9 +20,9 @@ from rich.markup import escape
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree_dev import provisioning
+from forktree_dev.commands import Commands, Refused
 from forktree_dev.demo import growing, manifests, pruning, searching
 from forktree_dev.demo.history import Contradiction
-from forktree_dev.demo.http import Commands, Refused
 from forktree_dev.demo.leftovers import Search
 from forktree_dev.demo.narrating import Narrator
 from forktree_dev.demo.report import Report

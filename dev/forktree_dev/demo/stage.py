@@ -12,8 +12,8 @@ from typing import TypeVar
 from forktree.kube.client import KubeClient
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkPhase, Session, SessionPhase
+from forktree_dev.commands import Commands
 from forktree_dev.demo.history import State
-from forktree_dev.demo.http import Commands
 from forktree_dev.demo.manifests import NAMESPACE, Manifest
 from forktree_dev.demo.narrating import Narrator
 from forktree_dev.demo.report import Report

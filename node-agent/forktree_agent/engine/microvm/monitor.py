@@ -139,17 +139,6 @@ class Monitor:
             )
             await self._event(resumed)
 
-    async def load(self) -> None:
-        """Have the state given loaded, and not run yet. What is still under way then, `run` waits for."""
-        with self._translated("load"):
-            await self._execute("migrate-incoming", uri=f"fd:{STATE_NAME}")
-
-    async def run(self) -> None:
-        """Run what was loaded. Returns when the guest runs."""
-        with self._translated("run"), self._client.listener(("RESUME",)) as resumed:
-            await self._execute("cont")
-            await self._event(resumed)
-
     async def _event(self, listener: EventListener) -> None:
         """Wait for one event, or for the end of the connection, whichever is first."""
         wait = asyncio.ensure_future(listener.get())

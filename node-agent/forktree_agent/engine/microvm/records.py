@@ -89,7 +89,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def dumped(self, layer: str, mark: int) -> MachineRecord:
         """This machine once `layer` has what it wrote since its dump before."""
-        return msgspec.structs.replace(self, chain=(*self.chain, layer), mark=mark)
+        return msgspec.structs.replace(self.grown(layer), mark=mark)
 
     def view(self, mode: Mode, level: Level) -> Machine:
         return Machine(

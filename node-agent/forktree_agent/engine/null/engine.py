@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import msgspec
 
@@ -50,8 +50,7 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.null.records import BaselineRecord, BegunRecord, MachineRecord, PointRecord
 from forktree_agent.journal import Journal
-
-RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+from forktree_agent.typed_records import load_all, to_journal
 
 NOTHING_RUNS = "the null engine runs nothing"
 
@@ -78,14 +77,15 @@ class NullEngine:
         self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
 
     async def adopt(self, *, deadline: float) -> Adoption:
-        for key, begun in self._load(self.BEGUN, BegunRecord).items():
+        for key, begun in load_all(self._journal, self.BEGUN, BegunRecord).items():
             self._take_back(key, begun)
-        for machine in self._load(self.MACHINE, MachineRecord).values():
+        for machine in load_all(self._journal, self.MACHINE, MachineRecord).values():
             self._enter_machine(machine)
-        for point in self._load(self.POINT, PointRecord).values():
+        for point in load_all(self._journal, self.POINT, PointRecord).values():
             self._enter_point(point)
         self._baselines = {
-            BaselineId(key): record for key, record in self._load(self.BASELINE, BaselineRecord).items()
+            BaselineId(key): record
+            for key, record in load_all(self._journal, self.BASELINE, BaselineRecord).items()
         }
         self._reserved_bytes = sum(record.memory_bytes for record in self._machines.values())
         baselines = tuple(record.view() for record in self._baselines.values())
@@ -332,10 +332,7 @@ class NullEngine:
         self._journal.remove(self.BEGUN, key)
 
     def _put(self, kind: str, key: str, record: msgspec.Struct) -> None:
-        self._journal.put(kind, key, msgspec.to_builtins(record))
-
-    def _load(self, kind: str, record: type[RecordT]) -> dict[str, RecordT]:
-        return {key: msgspec.convert(value, record) for key, value in self._journal.load(kind).items()}
+        self._journal.put(kind, key, to_journal(record))
 
 
 def _new(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The demo as a client of an agent's HTTP API: commands in sessions."""
+"""Demo and benchmarks as a client of an agent's HTTP API: commands in sessions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Refused(Exception):
 
 
 class Commands:
-    """Runs commands in the sessions of one namespace."""
+    """Runs commands in the sessions of one namespace. Connections are kept, as many as are needed at once."""
 
     def __init__(self, http: aiohttp.ClientSession, sessions_url: str) -> None:
-        self._http = http
-        self._sessions_url = sessions_url
+        self.http = http
+        self.sessions_url = sessions_url
 
     @classmethod
     @asynccontextmanager
     async def connected(cls, url: str, authority: Path, token: str, namespace: str) -> AsyncGenerator[Self]:
         """`authority`: the PEM file to verify the agent by. `token`: for the audience `forktree.dev`."""
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(authority))),
+            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(authority)), limit=0),
             headers={"Authorization": f"Bearer {token}"},
             timeout=aiohttp.ClientTimeout(total=_SECONDS),
         ) as http:
@@ -40,7 +40,7 @@ class Commands:
     async def run(self, session: str, *argv: str) -> str:
         """What the command printed. Raises `Refused` unless it exits with 0."""
         body = {"argv": argv, "timeout_seconds": _SECONDS / 2}
-        async with self._http.post(f"{self._sessions_url}/{session}/exec", json=body) as answer:
+        async with self.http.post(f"{self.sessions_url}/{session}/exec", json=body) as answer:
             content = await answer.read()
         if answer.status != 200:
             raise Refused(f"{session}: {ErrorBody.model_validate_json(content).message}")
