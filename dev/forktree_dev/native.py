@@ -51,7 +51,8 @@ def _product(member: str, command: Sequence[str], file_name: str) -> Path:
 
 
 def _build(folder: Path, *, command: Sequence[str], file_name: str) -> None:
-    target = cache.root() / "target"
+    # One for each checkout: cargo takes what another has built for its own, if only it is younger.
+    target = cache.root() / "target" / cache.key([str(CHECKOUT)])
     crates = os.environ.get("CARGO_HOME") or str(Path.home() / ".cargo")
     names = [
         f"--remap-path-prefix={WORKSPACE}={_SOURCES_NAME}",
