@@ -118,8 +118,9 @@ async def test_it_is_dropped_with_a_fork_that_fails_and_with_its_parent(node: No
     for point in node.engine.points():
         if point.tree is not None:
             await node.engine.drop_point(point.id)
-    assert await layer_files(node) == set()
-    assert node.engine.usage().reserved_bytes <= usage.reserved_bytes
+    async with asyncio.timeout_at(soon()):
+        while await layer_files(node) or node.engine.usage().reserved_bytes > usage.reserved_bytes:
+            pass  # One that was being prepared as its parent ended is dropped by who prepares it.
 
 
 async def test_a_new_agent_does_without_what_the_old_had_prepared(tmp_path: Path) -> None:

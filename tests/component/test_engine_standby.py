@@ -66,7 +66,8 @@ async def in_wait(node: Node, parent: Machine, count: int) -> set[str]:
 
 async def none_in_wait(node: Node) -> None:
     async with asyncio.timeout_at(soon()):
-        while records(node) or await processes(node) != {each.id for each in node.engine.machines()}:
+        # Asks the keeper first, so that each turn lets the engine work.
+        while await processes(node) != {each.id for each in node.engine.machines()} or records(node):
             pass
 
 

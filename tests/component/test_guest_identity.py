@@ -106,6 +106,49 @@ async def test_a_second_identity_keeps_what_the_first_one_told_and_it_does_not(g
     assert await guest.sh("echo $BRANCH $FORKTREE_SEED; grep -c BRANCH= /run/forktree/identity") == "b 9\n1\n"
 
 
+async def take_on(guest: GuestMachine, new: Identity) -> None:
+    guest.channel.queue_identity(new)
+    await guest.channel.identified(new.generation, deadline=soon())
+    guest.generation = new.generation
+
+
+async def test_the_identity_file_is_whole_whatever_was_done_to_it(guest: GuestMachine) -> None:
+    show = "cut -d= -f1 /run/forktree/identity | tr '\\n' ' '"
+    await take_on(guest, identity(env={"LONG": "x" * 5000}))
+    told = await guest.sh(show)
+    await take_on(guest, identity(env={"LONG": "", "FORKTREE_SEED": ""}))
+    assert await guest.sh(show) == told  # No tail of the longer one before is left.
+    await guest.sh("rm -r /run/forktree")
+    await take_on(guest, identity())
+    assert await guest.sh(show) == told
+    # What a program fills up must not keep its machine from becoming another.
+    await guest.exec("sh", "-c", "cat /dev/zero > /run/full")
+    await take_on(guest, identity(env={"LONG": "y"}))
+    assert await guest.sh(f"{show}; rm /run/full; grep LONG /run/forktree/identity") == f"{told}LONG='y'\n"
+
+
+SEEN_HALF = """
+while read -r before < /proc/sys/kernel/hostname; do
+    . /run/forktree/identity
+    read -r after < /proc/sys/kernel/hostname
+    [ "$before" != "$after" ] || [ "$FORKTREE_HOSTNAME" = "$after" ] || echo "$FORKTREE_HOSTNAME in $after"
+    [ ! -e /tmp/enough ] || break
+done > /tmp/halves
+touch /tmp/over
+"""
+
+
+async def test_no_program_runs_while_its_machine_becomes_another(guest: GuestMachine) -> None:
+    await take_on(guest, identity(hostname="first"))
+    watching = asyncio.create_task(guest.sh(SEEN_HALF), name="watching")
+    await guest.sh("true")  # The one before has begun by now: requests are taken in order.
+    for turn in range(40):
+        await take_on(guest, identity(hostname=f"turn-{turn}"))
+    await guest.sh("touch /tmp/enough; while [ ! -e /tmp/over ]; do usleep 10000; done")
+    assert await guest.sh("cat /tmp/halves") == ""
+    watching.cancel()  # It asked the machine of before.
+
+
 async def test_a_machine_that_stood_still_is_told_the_time(guest: GuestMachine) -> None:
     guest.channel.set_clock(YEAR_2030_NS * 2)
     assert await guest.sh("date +%Y") == "2090\n"
@@ -142,7 +185,9 @@ async def beats(guest: GuestMachine) -> None:
 async def test_without_a_command_only_the_environment_is_set_and_only_once(tmp_path: Path) -> None:
     async with booted(tmp_path) as machine:
         await machine.channel.start_workload((), {"LEVEL": "4"}, deadline=soon())
-        assert await machine.sh("echo $LEVEL; ls /run/forktree") == "4\n"
+        assert await machine.sh("echo $LEVEL; ls /run/forktree/*; cat /run/forktree/identity") == (
+            "4\n/run/forktree/identity\n"
+        )
         with pytest.raises(CommandRefused, match="started already"):
             await machine.channel.start_workload(("true",), {}, deadline=soon())
 

@@ -32,7 +32,8 @@ STEPS = 1000
 TREES = 8
 SIZE = 120
 """Objects above which a round prunes more than it forks."""
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 180.0
+"""The collector takes its time on a busy machine. Until it has been by, nobody may end what it orphans."""
 Listed = TypeVar("Listed", Session, Fork)
 PROPAGATIONS: tuple[Propagation, ...] = ("Background", "Background", "Foreground", "Orphan")
 

@@ -27,7 +27,8 @@ FORK = Figure(name="fork", clock="parent stopped → every child runs; agent's")
 READY = Figure(name="ready", clock="parent stopped → every child answered to its identity; agent's")
 TOTAL = Figure(name="total", clock="fork called → engine answers, children's start included; caller's")
 FIRST_EXEC = Figure(
-    name="first_exec", clock="fork called → first program of every child has ended, output in hand; caller's"
+    name="first_exec",
+    clock="fork called → first program of every child, one that its parent had run, has ended; caller's",
 )
 COPIED = Figure(name="copied", unit="MB", clock="none: what the fork's own layers and device state hold")
 PAUSE_RATIO = Figure(name="pause/floor", unit="x", clock="pause to the floor of the same run")
@@ -84,6 +85,7 @@ class Bench:
     async def calibrated(self, machine: Machine) -> Parent:
         """`machine`, and what a fork of it copies although its worker was told to dirty nothing: guests dirty
         memory of their own, and the command that tells the worker does too."""
+        await self.node.run(machine, *FIRST_PROGRAM)
         await self.node.ask(machine, "dirty", "0")
         forked = await self.node.fork(machine, 0)
         await self.node.end(forked)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from forktree_agent.engine.contract import DeadlineExceeded
 
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 
 async def to_the_end(work: Coroutine[Any, Any, Result], name: str) -> Result:
@@ -37,6 +38,25 @@ async def all_of(*work: Coroutine[Any, Any, Result]) -> list[Result]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     return [task.result() for task in tasks]
+
+
+async def both(
+    first: Coroutine[Any, Any, Result], second: Coroutine[Any, Any, Other]
+) -> tuple[Result, Other]:
+    """The results of both. The first failure cancels the other and is raised alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = group.create_task(first), group.create_task(second)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return tasks[0].result(), tasks[1].result()
+
+
+async def each_to_its_end(*work: Awaitable[object]) -> None:
+    """Wait for all, also after a failure; then raise the first that failed, in their order."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 @asynccontextmanager

@@ -7,9 +7,9 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ from forktree_agent.engine.microvm.children import (
     prepare_children,
     run_children,
 )
-from forktree_agent.engine.microvm.endings import to_the_end
+from forktree_agent.engine.microvm.endings import both, to_the_end
 from forktree_agent.engine.microvm.freezing import PREPARE_EXTRA_BYTES, Instant, NextLayer, freeze
 from forktree_agent.engine.microvm.hooks import PRE_FORK, run_hook
 from forktree_agent.engine.microvm.precopying import copy_ahead
@@ -81,10 +81,11 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An instant that is written down, and when the last child ran from it (monotonic seconds)."""
+    """An instant that is written down, and its children; the last ran at `running_at` (monotonic seconds)."""
 
     instant: Instant
     point: PointRecord
+    children: tuple[Waiting, ...]
     running_at: float
 
 
@@ -106,49 +107,51 @@ async def fork(
     """
     if live.record.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
-    size_bytes = await copy_ahead(resources, live, limits, deadline=deadline)
-    parent = live.record
-    prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
-    layer = prepared.id if prepared is not None else f"layer-{uuid.uuid4().hex[:12]}"
-    point = PointRecord(
-        id=f"p-{uuid.uuid4().hex[:12]}",
-        owner=owner,
-        tree=limits.tree,
-        baseline=parent.baseline,
-        chain=(*parent.chain, layer),
-        own_bytes=size_bytes,
-        build=parent.build,
-    )
-    async with standbys.taken(parent.id, parent.chain, len(orders)) as ready:
+    async with standbys.taken(live.record.id, live.record.chain, len(orders)) as ready:
+        size_bytes, _ = await both(
+            copy_ahead(resources, live, limits, deadline=deadline), standbys.leave_out_the_dead(ready)
+        )
+        parent = live.record
+        prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
+        layer = prepared.id if prepared is not None else f"layer-{uuid.uuid4().hex[:12]}"
+        point = PointRecord(
+            id=f"p-{uuid.uuid4().hex[:12]}",
+            owner=owner,
+            tree=limits.tree,
+            baseline=parent.baseline,
+            chain=(*parent.chain, layer),
+            own_bytes=size_bytes,
+            build=parent.build,
+        )
         names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
         batch_record = BatchRecord(machines=names, files=(layer, point.state_file), points=(point.id,))
         async with resources.begun(batch_record) as batch:
             next_layer = await _next_layer(resources, live, layer, size_bytes, limits)
-            state_fd = await resources.store.create(point.state_file)
-            origin = Origin(parent.baseline, parent.chain, parent.build)
-            waiting = await prepare_children(
-                resources,
-                names,
-                orders,
-                origin,
-                limits,
-                state_fd=state_fd,
-                ready=ready,
-                deadline=deadline,
-            )
-            await _pre_fork(live, hooks, deadline=deadline)
+            state_fd = resources.store.make(point.state_file)
+
+            async def prepare() -> list[Waiting]:
+                waiting, _ = await both(
+                    prepare_children(
+                        resources,
+                        names,
+                        orders,
+                        Origin(parent.baseline, parent.chain, parent.build),
+                        limits,
+                        state_fd=state_fd,
+                        ready=ready,
+                        deadline=deadline,
+                    ),
+                    resources.store.hold(point.state_file),
+                )
+                await _pre_fork(live, hooks, deadline=deadline)
+                return waiting
+
             held = await _freeze_and_run(
-                resources,
-                live,
-                point,
-                next_layer,
-                children=waiting,
-                state_fd=state_fd,
-                deadline=deadline,
+                resources, live, point, next_layer, prepare=prepare(), state_fd=state_fd, deadline=deadline
             )
             instant, point = held.instant, held.point
             unanswered = None if answered else _unanswered(hooks)
-            children = tuple(_with_layer(resources, child, layer, unanswered) for child in waiting)
+            children = tuple(_with_layer(resources, child, layer, unanswered) for child in held.children)
             ready_at: float | None = None
             if answered:
                 ready_at = await identify_children(resources, children, hooks.post, deadline=deadline)
@@ -180,6 +183,7 @@ async def branch(
     # What waits for roots is in no tree's group, and a tree's limit holds for what is in its group.
     usable = len(orders) if point.tree is None and limits.memory_bytes is None else 0
     async with standbys.taken(point.id, point.chain, usable) as ready:
+        await standbys.leave_out_the_dead(ready)
         names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
         async with resources.begun(BatchRecord(machines=names)) as batch:
             origin = Origin(point.baseline, point.chain, point.build)
@@ -257,11 +261,12 @@ async def _freeze_and_run(
     point: PointRecord,
     layer: NextLayer,
     *,
-    children: Sequence[Waiting],
+    prepare: Coroutine[Any, Any, list[Waiting]],
     state_fd: int,
     deadline: float,
 ) -> Held:
-    """Freeze the parent, hold the instant, and beside that have the children run from it.
+    """Have the children wait, which `prepare` does, and the parent ready; then freeze the parent, hold the
+    instant, and beside that have the children run from it.
 
     The children do not wait until the instant is sealed and written down: should that fail, they are undone
     with all that the fork began.
@@ -270,22 +275,24 @@ async def _freeze_and_run(
 
     async def hold() -> tuple[Instant, PointRecord]:
         # Both in one: a layer that is in no record would cost the next fork a full copy.
-        instant = await freeze(live.vmm, layer, state_fd, frozen, paused=live.record.paused)
+        instant = await freeze(live.vmm, layer, state_fd, frozen, after=preparing, paused=live.record.paused)
         live.ahead.taken.append(instant.layer.bytes)
         return instant, _hold(resources, live, point, instant, layer.mark)
 
     async def run() -> float:
         last_layer = (await frozen).layer
+        children = preparing.result()
         return await run_children(resources, children, last_layer=last_layer, deadline=deadline)
 
     try:
         async with asyncio.TaskGroup() as tasks:
+            preparing = tasks.create_task(prepare)
             holding = tasks.create_task(to_the_end(hold(), f"hold-{point.id}"))
             running = tasks.create_task(run())
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     instant, held = holding.result()
-    return Held(instant, held, running.result())
+    return Held(instant, held, tuple(preparing.result()), running.result())
 
 
 def _hold(resources: Resources, live: Live, point: PointRecord, instant: Instant, mark: int) -> PointRecord:

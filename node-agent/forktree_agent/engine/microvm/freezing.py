@@ -7,11 +7,11 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forktree_agent.engine.contract import ForkFailed, MachineGone, ParentLost
 from forktree_agent.engine.microvm.answering import NotAnswering
-from forktree_agent.engine.microvm.endings import to_the_end
+from forktree_agent.engine.microvm.endings import each_to_its_end, to_the_end
 from forktree_agent.engine.microvm.layers import PAGE_BYTES, RUN_BYTES, TARGET_RUNS, Run, short_runs
 from forktree_agent.engine.microvm.monitor import MonitorError
 from forktree_agent.engine.microvm.records import LayerRecord
@@ -28,6 +28,8 @@ GAP_PAGES = 4
 """Clean pages copied to join two runs: a page costs the parent 0.4-0.9 us, a run costs each child 4.4 us."""
 FREEZE_SECONDS = 600.0
 """A freeze takes milliseconds. Each command has a time of its own; this is for all that the shim does."""
+ARMED_SECONDS = 0.02
+"""A guest reads little in less, and to look again takes half a millisecond."""
 PREPARE_MARGIN = 1.25
 PREPARE_EXTRA_BYTES = 4 << 20
 
@@ -74,18 +76,25 @@ async def _arm(parent: Vmm, since: int, *, deadline: float) -> int:
 
 
 async def freeze(
-    parent: Vmm, layer: NextLayer, state_fd: int, frozen: asyncio.Future[Instant], *, paused: bool
+    parent: Vmm,
+    layer: NextLayer,
+    state_fd: int,
+    frozen: asyncio.Future[Instant],
+    *,
+    after: asyncio.Future[Any],
+    paused: bool,
 ) -> Instant:
-    """Copy what is the parent's own, and its device state, at one instant. Afterwards it runs again, unless
-    it is meant to stand still.
+    """Copy what is the parent's own, and its device state, at one instant, once `after` is done. Afterwards
+    it runs again, unless it is meant to stand still.
 
-    `frozen` is told as soon as it does: what was copied can be read from then on, and nobody writes to it any
-    more, but only when this returns is the parent rid of it. Not cut short by a cancellation: a stopped
-    parent is worse than a late one. Raises `ParentLost`, and `NotAnswering` when it has to be ended.
+    Where `after` fails or is cancelled, so is this, and nothing was copied. `frozen` is told as soon as the
+    parent runs: what was copied can be read from then on, and nobody writes to it any more, but only when
+    this returns is the parent rid of it. Not cut short by a cancellation: a stopped parent is worse than a
+    late one. Raises `ParentLost`, and `NotAnswering` when it has to be ended.
     """
     try:
         return await to_the_end(
-            _freeze(parent, layer, state_fd, frozen, paused=paused), f"freeze-{parent.name}"
+            _freeze(parent, layer, state_fd, frozen, after=after, paused=paused), f"freeze-{parent.name}"
         )
     except NotAnswering:
         raise
@@ -96,7 +105,13 @@ async def freeze(
 
 
 async def _freeze(
-    parent: Vmm, layer: NextLayer, state_fd: int, frozen: asyncio.Future[Instant], *, paused: bool
+    parent: Vmm,
+    layer: NextLayer,
+    state_fd: int,
+    frozen: asyncio.Future[Instant],
+    *,
+    after: asyncio.Future[Any],
+    paused: bool,
 ) -> Instant:
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
     monitor, shim, answer = parent.monitor, parent.shim, parent.answering
@@ -104,30 +119,45 @@ async def _freeze(
     if not layer.prepared:
         await _prepare(parent, layer, deadline=deadline)
     try:
-        if layer.mark != NO_MARK:
-            # Again: much may have been read since, and would be copied as if it were new.
-            await _arm(parent, layer.since, deadline=deadline)
         await answer.to(monitor.offer_state_file(state_fd), "add-fd")
-        try:
-            stopped_at = time.monotonic()
-            try:
-                dump, _ = await asyncio.gather(
-                    _stop_and_dump(parent, layer, deadline=deadline),
-                    # QEMU takes one command after the other, so this one waits there for the stop.
-                    answer.to(monitor.save_state(), "xen-save-devices-state", work_bytes=all_bytes),
-                )
-            finally:
-                if not paused:
-                    await answer.to(monitor.cont(), "cont")
-            instant = Instant(_record(parent, layer, dump), stopped_at, time.monotonic())
-            if not frozen.done():  # Whoever waited for it may have been cancelled.
-                frozen.set_result(instant)
-                await asyncio.sleep(0)  # Whoever waited for it goes first: what is left here can wait.
-        finally:
-            await answer.to(monitor.withdraw_state_file(), "remove-fd")
-    finally:
+    except BaseException:
         await answer.to(shim.finish(deadline=deadline), "the shim's FINISH")
+        raise
+    try:
+        await _ready(parent, layer, after, deadline=deadline)
+        stopped_at = time.monotonic()
+        try:
+            dump, _ = await asyncio.gather(
+                _stop_and_dump(parent, layer, deadline=deadline),
+                # QEMU takes one command after the other, so this one waits there for the stop.
+                answer.to(monitor.save_state(), "xen-save-devices-state", work_bytes=all_bytes),
+            )
+        finally:
+            if not paused:
+                await answer.to(monitor.cont(), "cont")
+        instant = Instant(_record(parent, layer, dump), stopped_at, time.monotonic())
+        if not frozen.done():  # Whoever waited for it may have been cancelled.
+            frozen.set_result(instant)
+            await asyncio.sleep(0)  # Whoever waited for it goes first: what is left here can wait.
+    finally:
+        await each_to_its_end(
+            answer.to(monitor.withdraw_state_file(), "remove-fd"),
+            answer.to(shim.finish(deadline=deadline), "the shim's FINISH"),
+        )
     return instant
+
+
+async def _ready(parent: Vmm, layer: NextLayer, after: asyncio.Future[Any], *, deadline: float) -> None:
+    """Once `after` is done, and as little as possible counts as written."""
+    began = time.monotonic()
+    await asyncio.wait((after,))
+    if after.cancelled():
+        raise asyncio.CancelledError
+    if (failure := after.exception()) is not None:
+        raise failure
+    if layer.mark != NO_MARK and time.monotonic() - began > ARMED_SECONDS:
+        # Again: much may have been read since, and would be copied as if it were new.
+        await _arm(parent, layer.since, deadline=deadline)
 
 
 async def _stop_and_dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import msgspec
-from qemu.qmp import EventListener, ExecInterruptedError, QMPClient, QMPError
+from qemu.qmp import EventListener, ExecInterruptedError, Message, QMPClient, QMPError
 from qemu.qmp.qmp_client import ExecuteError
 
 from forktree_agent.engine.contract import DeadlineExceeded, EngineError, MachineGone
@@ -45,13 +45,24 @@ class MonitorError(EngineError):
     """QEMU refused a command."""
 
 
+class _Client(QMPClient):
+    """Writes no line about each message: the library makes its text even where nobody wants to read it, which
+    is a tenth of a fork."""
+
+    def _cb_outbound(self, msg: Message) -> Message:
+        return msg
+
+    def _cb_inbound(self, msg: Message) -> Message:
+        return msg
+
+
 class Monitor:
     """One connection to one QEMU. `connect` or `resume` first, `close` last."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
         self._name = name
-        self._client = QMPClient(name)
+        self._client = _Client(name)
 
     async def connect(self, *, deadline: float) -> None:
         """Greet a QEMU that was just started. Raises `MachineGone` when it ended instead."""

@@ -83,20 +83,28 @@ class Standbys:
 
     @asynccontextmanager
     async def taken(self, key: str, chain: tuple[str, ...], count: int) -> AsyncGenerator[list[Standby]]:
-        """Up to `count` that have part of `chain` mapped, or all, and still answer.
+        """Up to `count` that have part of `chain` mapped, or all.
 
         They have no room of their own any more, and are ended when the body fails.
         """
-        taken: list[Standby] = []
+        taken = self._take(key, chain, count)
         try:
-            await self._take(key, chain, count, taken)
             yield taken
         except BaseException:
             for standby in taken:
                 self._give_up(standby)
             raise
 
-    async def _take(self, key: str, chain: tuple[str, ...], count: int, taken: list[Standby]) -> None:
+    async def leave_out_the_dead(self, taken: list[Standby]) -> None:
+        """Of what was taken, and end them. A fork must not fail for what only was to make it fast."""
+        answers = await asyncio.gather(*(_answers(standby) for standby in taken))
+        dead = [standby for standby, answering in zip(taken, answers, strict=True) if not answering]
+        for standby in dead:
+            taken.remove(standby)
+            self._give_up(standby)
+
+    def _take(self, key: str, chain: tuple[str, ...], count: int) -> list[Standby]:
+        taken: list[Standby] = []
         pool = self._pools.get(key)
         while pool is not None and pool.idle and len(taken) < count:
             standby = pool.idle.pop(0)
@@ -106,9 +114,7 @@ class Standbys:
                 continue
             self._resources.ledger.free(standby.name)
             taken.append(standby)
-            if not await _answers(standby):
-                taken.remove(standby)
-                self._give_up(standby)
+        return taken
 
     def names(self) -> frozenset[str]:
         """Of all that a fork could take now."""
@@ -304,7 +310,7 @@ def _begins_with(chain: tuple[str, ...], part: tuple[str, ...]) -> bool:
 
 
 async def _answers(standby: Standby) -> bool:
-    """Whether it is still there: a fork must not fail for what only was to make it fast."""
+    """Whether it is still there."""
     vmm = standby.vmm
     try:
         hello = vmm.shim.hello(vmm.build.memory_bytes, deadline=soon())

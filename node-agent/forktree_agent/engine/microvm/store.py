@@ -41,11 +41,20 @@ class FileStore:
 
     async def create(self, name: str) -> int:
         """A new empty file, held by the keeper from the start. The descriptor stays the store's."""
+        descriptor = self.make(name)
+        await self.hold(name)
+        return descriptor
+
+    def make(self, name: str) -> int:
+        """A new empty file, gone with this process until the keeper holds it."""
         descriptor = os.memfd_create(f"forktree-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._open[name] = descriptor
-        with asking(f"file {name}"):
-            await self._keeper.hold(name, descriptor, deadline=soon())
         return descriptor
+
+    async def hold(self, name: str) -> None:
+        """Have the keeper hold a file that was made."""
+        with asking(f"file {name}"):
+            await self._keeper.hold(name, self.descriptor(name), deadline=soon())
 
     def descriptor(self, name: str) -> int:
         """Raises `PointLost` when no such file is held."""

@@ -79,7 +79,7 @@ impl Execs {
             return Err(Refused::new(Refusal::Invalid, "a command with this id runs already"));
         }
         let failed = |error: io::Error| Refused::new(Refusal::Internal, format!("no streams can be made: {error}"));
-        let program = Program::new(&request.argv, env, request.cwd.as_deref())?;
+        let mut program = Program::new(&request.argv, env, request.cwd.as_deref())?;
         let stdin = match &request.stdin {
             Some(content) => sys::memory_file(&content.0).map_err(failed)?,
             None => std::fs::File::open("/dev/null").map_err(failed)?.into(),
@@ -189,7 +189,7 @@ impl Execs {
             Some(exec) => exec,
             None => return false,
         };
-        exec.learn_verdict(); // The one chance, if it never came to running.
+        exec.learn_verdict(); // The last chance, if it never came to running.
         exec.status = Some(status);
         for pipe in [&mut exec.stdout, &mut exec.stderr].into_iter().flatten() {
             pipe.tail_bytes = Some(sys::waiting_bytes(&pipe.reader));
@@ -225,7 +225,7 @@ impl Exec {
     }
 
     fn learn_verdict(&mut self) {
-        match self.launch.as_ref().map(|launch| launch.verdict(&self.program)) {
+        match self.launch.as_mut().map(|launch| launch.verdict(&self.program)) {
             None | Some(Verdict::Pending) => (),
             Some(Verdict::Running) => self.launch = None,
             Some(Verdict::Refused(refused)) => {

@@ -1,11 +1,14 @@
-//! Becoming another machine than the one this was forked from, while no other process runs.
+//! Becoming another machine than the one this was forked from.
+//!
+//! Nobody else runs meanwhile, and nobody has to be stopped for that: the machine has one CPU, we come before all
+//! others on it and never wait.
 
 use crate::connections::Connections;
 use crate::frames::{Env, Identity, NIL_GENERATION};
 use crate::sys;
-use crate::workload_group::WorkloadGroup;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// What every command finds in its environment unless somebody says otherwise.
@@ -14,6 +17,27 @@ const BASE: [(&str, &str); 3] =
 
 /// The variable that holds the generation.
 const GENERATION: &str = "FORKTREE_GENERATION";
+
+/// What a new identity is put into. All of it is opened once: emulated, the first use of each system call costs
+/// milliseconds after every fork, opening files most of all.
+pub struct Marks {
+    connections: Connections,
+    random: File,
+    file: IdentityFile,
+}
+
+impl Marks {
+    /// Fails where the kernel cannot do what every fork has to: such a machine must not be forked.
+    pub fn open() -> Result<Self, String> {
+        let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
+        let connections = Connections::open().map_err(failed(
+            "end connections to the outside, as every fork has to (inet_diag, tcp_diag, udp_diag, INET_DIAG_DESTROY)",
+        ))?;
+        let random = sys::random_generator().map_err(failed("open the random generator"))?;
+        let file = IdentityFile::create().map_err(failed("make the identity file"))?;
+        Ok(Self { connections, random, file })
+    }
+}
 
 /// Who this machine is, as its commands see it.
 pub struct Persona {
@@ -47,26 +71,20 @@ impl Persona {
         env
     }
 
-    /// Take on `identity`. After an error the workload runs on and this machine is still who it was, but its clock,
-    /// host name or random generator may be the new one's already, and connections to the outside may have ended.
-    pub fn assume(
-        &mut self,
-        identity: Identity,
-        group: &mut WorkloadGroup,
-        connections: &Connections,
-    ) -> Result<(), String> {
+    /// Take on `identity`. After an error this machine is still who it was, but its clock, host name or random
+    /// generator may be the new one's already, and connections to the outside may have ended.
+    pub fn assume(&mut self, identity: Identity, marks: &mut Marks) -> Result<(), String> {
         let branch = self.branch_with(&identity.env);
         let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
         let seed = <[u8; 32]>::try_from(identity.entropy.0.as_slice()).map_err(|_| "entropy is not 32 bytes")?;
-        let frozen = group.freeze().map_err(failed("freeze the workload"))?;
         sys::set_wall_clock(identity.unix_ns).map_err(failed("set the clock"))?;
         sys::set_hostname(&identity.hostname).map_err(failed("set the host name"))?;
-        sys::reseed(&seed).map_err(failed("reseed the random generator"))?;
-        connections.end_outside().map_err(failed("end connections to the outside"))?;
-        write_file(&identity_file(&identity, &branch)).map_err(failed("write the identity file"))?;
+        sys::reseed(&marks.random, &seed).map_err(failed("reseed the random generator"))?;
+        marks.connections.end_outside().map_err(failed("end connections to the outside"))?;
+        marks.file.write(&identity_file(&identity, &branch)).map_err(failed("write the identity file"))?;
         self.generation = identity.generation;
         self.branch = branch;
-        frozen.thaw().map_err(failed("thaw the workload"))
+        Ok(())
     }
 
     /// What the machine this was forked from had been told holds here too, unless `own` says otherwise.
@@ -77,8 +95,38 @@ impl Persona {
     }
 }
 
-/// `/run/forktree/identity`, for processes that were running: a shell can read it, and so can anything that splits
-/// at newlines and unquotes. Names that a shell cannot hold are left out.
+/// `/run/forktree/identity`, for processes that were running when the machine became another one.
+struct IdentityFile(File);
+
+impl IdentityFile {
+    /// A new file, whatever was there.
+    fn create() -> io::Result<Self> {
+        let path = Path::new(crate::RUN_FOLDER).join("identity");
+        fs::create_dir_all(crate::RUN_FOLDER)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => (),
+        }
+        fs::OpenOptions::new().write(true).create_new(true).open(path).map(Self)
+    }
+
+    /// In place: nobody can read half of it, because nobody runs meanwhile.
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        let metadata = self.0.metadata()?;
+        if metadata.nlink() == 0 {
+            *self = Self::create()?;
+        }
+        self.0.write_all_at(text.as_bytes(), 0)?;
+        let length = u64::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if metadata.len() > length {
+            self.0.set_len(length)?;
+        }
+        Ok(())
+    }
+}
+
+/// What it says: a shell can read it, and so can anything that splits at newlines and unquotes. Names that a shell
+/// cannot hold are left out.
 fn identity_file(identity: &Identity, branch: &Env) -> String {
     let own = [(GENERATION, &identity.generation), ("FORKTREE_HOSTNAME", &identity.hostname)];
     let branch = branch.iter().map(|(name, value)| (name.as_str(), value));
@@ -93,14 +141,6 @@ fn is_shell_name(name: &str) -> bool {
     let mut characters = name.chars();
     characters.next().map_or(false, |first| first.is_ascii_alphabetic() || first == '_')
         && characters.all(|other| other.is_ascii_alphanumeric() || other == '_')
-}
-
-/// By rename, so that a reader finds the old identity or the new one, never half of one.
-fn write_file(text: &str) -> io::Result<()> {
-    let folder = Path::new(crate::RUN_FOLDER);
-    fs::create_dir_all(folder)?;
-    fs::write(folder.join(".identity"), text)?;
-    fs::rename(folder.join(".identity"), folder.join("identity"))
 }
 
 #[cfg(test)]

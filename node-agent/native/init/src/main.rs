@@ -9,6 +9,7 @@ mod execs;
 mod frames;
 mod http_get;
 mod identity;
+mod newborn;
 mod port;
 mod process;
 mod server;
@@ -34,12 +35,9 @@ fn main() {
 fn prepare() -> Result<server::Server, String> {
     let port = boot::boot().map_err(|error| error.to_string())?;
     let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
-    let connections = connections::Connections::open().map_err(failed(
-        "end connections to the outside, as every fork has to (inet_diag, tcp_diag, udp_diag, INET_DIAG_DESTROY)",
-    ))?;
     let group = workload_group::WorkloadGroup::create().map_err(failed("make the workload's control group"))?;
-    std::fs::create_dir_all(RUN_FOLDER).map_err(failed("make the run folder"))?;
+    let marks = identity::Marks::open()?;
     let signals = sys::child_signals().map_err(failed("listen for ends of processes"))?;
     sys::become_realtime().map_err(failed("become a real-time process"))?;
-    Ok(server::Server::new(port::Port::new(port), signals, group, connections))
+    Ok(server::Server::new(port::Port::new(port), signals, group, marks))
 }

@@ -1,13 +1,11 @@
 //! Starting a program in the workload's group, and telling how that went without ever waiting for it.
 
 use crate::frames::{Env, Refusal};
+use crate::newborn::{Newborn, Step, Strings, TOLD_BYTES};
 use crate::sys;
 use std::ffi::CString;
 use std::io;
 use std::os::unix::io::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-
-/// Flags of clone3: into a group (libc's constant does not fit its type).
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// Where a name without a slash is looked for if the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -25,15 +23,13 @@ impl Refused {
     }
 }
 
-/// A checked command, in the form that execve takes.
+/// A checked command.
 #[derive(Debug)]
 pub struct Program {
     name: String,
     folder: String,
-    files: Vec<CString>,
-    arguments: Vec<CString>,
-    environment: Vec<CString>,
-    working_folder: CString,
+    /// In the form that execve takes. None once it was started.
+    strings: Option<Strings>,
 }
 
 /// What a program reads and writes.
@@ -43,16 +39,13 @@ pub struct Streams<'a> {
     pub stderr: BorrowedFd<'a>,
 }
 
-/// The two steps of a start that are the caller's fault when they fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Step {
-    WorkingFolder = 1,
-    Execute = 2,
+/// How a start goes, learnt from a pipe that closes on exec.
+pub struct Launch {
+    pipe: OwnedFd,
+    told: Option<[u8; TOLD_BYTES]>,
+    /// Until the pipe is closed: by then the process is off our memory, its program's or ended.
+    _newborn: Box<Newborn>,
 }
-
-/// How a start went, learnt from a pipe that closes on exec.
-pub struct Launch(OwnedFd);
 
 /// What is known of a start.
 #[derive(Debug, PartialEq, Eq)]
@@ -79,13 +72,15 @@ impl Program {
         Ok(Self {
             name: name.clone(),
             folder: folder.to_owned(),
-            files: Self::candidates(name, env)?,
-            arguments: argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
-            environment: env
-                .iter()
-                .map(|(key, value)| c_string(&format!("{key}={value}")))
-                .collect::<Result<_, _>>()?,
-            working_folder: c_string(folder)?,
+            strings: Some(Strings {
+                files: Self::candidates(name, env)?,
+                arguments: argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
+                environment: env
+                    .iter()
+                    .map(|(key, value)| c_string(&format!("{key}={value}")))
+                    .collect::<Result<_, _>>()?,
+                working_folder: c_string(folder)?,
+            }),
         })
     }
 
@@ -101,59 +96,20 @@ impl Program {
             .collect()
     }
 
-    /// Start it in a session and process group of its own. Returns at once: `Launch` tells whether it runs.
-    pub fn launch(&self, streams: &Streams<'_>, group: BorrowedFd<'_>) -> Result<(libc::pid_t, Launch), Refused> {
+    /// Start it, once, in a session and process group of its own. Returns at once: `Launch` tells whether it runs.
+    pub fn launch(&mut self, streams: &Streams<'_>, group: BorrowedFd<'_>) -> Result<(libc::pid_t, Launch), Refused> {
         let failed = |error: io::Error| match error.raw_os_error() {
             Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE) => {
                 Refused::new(Refusal::TooMany, format!("no process can be made: {error}"))
             }
             _ => Refused::new(Refusal::Internal, format!("no process can be made: {error}")),
         };
-        let (reader, writer) = sys::pipe().map_err(failed)?;
-        let argv = null_terminated(&self.arguments);
-        let envp = null_terminated(&self.environment);
-        match fork_into(group).map_err(failed)? {
-            0 => self.become_program(streams, &argv, &envp, writer.as_raw_fd()),
-            pid => Ok((pid, Launch(reader))),
-        }
-    }
-
-    /// The child's side. Only system calls from here on, on what was made ready before the fork.
-    fn become_program(
-        &self,
-        streams: &Streams<'_>,
-        argv: &[*const libc::c_char],
-        envp: &[*const libc::c_char],
-        verdict: RawFd,
-    ) -> ! {
-        let inputs = [streams.stdin.as_raw_fd(), streams.stdout.as_raw_fd(), streams.stderr.as_raw_fd()];
-        // SAFETY: this is the only thread, the descriptors are open and above 2, and every pointer is to a string or
-        // to a NULL-terminated array of such that the parent made and that this copy of its memory still holds.
-        unsafe {
-            libc::setsid();
-            libc::umask(0o022);
-            for (to, from) in (0..).zip(inputs) {
-                libc::dup2(from, to);
-            }
-            // Rust programs start with SIGPIPE ignored, and that would outlive exec, like a blocked SIGCHLD.
-            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            let mut none: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut none);
-            libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-            if libc::chdir(self.working_folder.as_ptr()) < 0 {
-                tell_and_exit(verdict, Step::WorkingFolder, errno());
-            }
-            let mut reason = libc::ENOENT;
-            for file in &self.files {
-                libc::execve(file.as_ptr(), argv.as_ptr(), envp.as_ptr());
-                match errno() {
-                    libc::ENOENT | libc::ENOTDIR => (),
-                    libc::EACCES => reason = libc::EACCES, // A later folder may hold one that we may run.
-                    other => tell_and_exit(verdict, Step::Execute, other),
-                }
-            }
-            tell_and_exit(verdict, Step::Execute, reason)
-        }
+        let strings = self.strings.take().ok_or_else(|| Refused::new(Refusal::Internal, "it was started before"))?;
+        let (pipe, writer) = sys::pipe().map_err(failed)?;
+        let descriptors = [&streams.stdin, &streams.stdout, &streams.stderr].map(AsRawFd::as_raw_fd);
+        let mut newborn = Newborn::new(strings, descriptors, writer.as_raw_fd());
+        let pid = newborn.start(group).map_err(failed)?;
+        Ok((pid, Launch { pipe, told: None, _newborn: newborn }))
     }
 
     /// Why it does not run, from what the child told.
@@ -175,60 +131,26 @@ impl Program {
 
 impl Launch {
     /// What is known by now. `program` is the one that was launched.
-    pub fn verdict(&self, program: &Program) -> Verdict {
-        let mut told = [0; 5];
-        match sys::read_available(&self.0, &mut told) {
-            Ok(None) => Verdict::Pending,
-            // Written in one piece, so it is read in one piece.
-            Ok(Some(5)) => {
-                let [step, errno @ ..] = told;
-                Verdict::Refused(program.refused(step, i32::from_ne_bytes(errno)))
+    pub fn verdict(&mut self, program: &Program) -> Verdict {
+        let mut told = [0; TOLD_BYTES];
+        loop {
+            match sys::read_available(&self.pipe, &mut told) {
+                Ok(None) => return Verdict::Pending,
+                // Written in one piece, so it is read in one piece.
+                Ok(Some(TOLD_BYTES)) => self.told = Some(told),
+                _ => break,
             }
-            _ => Verdict::Running,
+        }
+        match self.told {
+            None => Verdict::Running,
+            Some([step, errno @ ..]) => Verdict::Refused(program.refused(step, i32::from_ne_bytes(errno))),
         }
     }
 }
 
 impl AsRawFd for Launch {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-fn null_terminated(strings: &[CString]) -> Vec<*const libc::c_char> {
-    strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
-}
-
-fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
-/// Fork a child that is born inside `group`: moving it there afterwards waits for the whole kernel, and a child of a
-/// frozen group would stop half-way.
-fn fork_into(group: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
-    // SAFETY: all zeroes is a valid `clone_args`: everything off.
-    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    arguments.flags = CLONE_INTO_CGROUP;
-    arguments.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
-    arguments.cgroup = u64::from(group.as_raw_fd().unsigned_abs());
-    let size = std::mem::size_of::<libc::clone_args>();
-    // SAFETY: without CLONE_VM this is fork: the child runs on a copy of everything. We are single-threaded, so no
-    // lock can be left held in that copy.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, std::ptr::addr_of_mut!(arguments), size) };
-    if pid < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
-/// Ends a forked child without running anything of the parent's.
-fn tell_and_exit(verdict: RawFd, step: Step, errno: i32) -> ! {
-    let [a, b, c, d] = errno.to_ne_bytes();
-    let told = [step as u8, a, b, c, d];
-    // SAFETY: pointer and length describe `told`; the descriptor is the open pipe.
-    unsafe {
-        libc::write(verdict, told.as_ptr().cast(), told.len());
-        libc::_exit(127)
+        self.pipe.as_raw_fd()
     }
 }
 
@@ -246,7 +168,8 @@ mod tests {
 
     fn files(argv0: &str, env: &Env) -> Vec<String> {
         let program = Program::new(&strings(&[argv0]), env, None).expect("a valid command");
-        program.files.iter().map(|file| file.to_str().expect("UTF-8").to_owned()).collect()
+        let strings = program.strings.expect("not started");
+        strings.files.iter().map(|file| file.to_str().expect("UTF-8").to_owned()).collect()
     }
 
     #[test]

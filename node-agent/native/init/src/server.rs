@@ -1,10 +1,9 @@
 //! The one loop: requests, ends of processes, output, time limits.
 
-use crate::connections::Connections;
 use crate::execs::{ending, Execs, Source};
 use crate::frames::{Env, ExecRequest, Refusal, Report, Request, PROTOCOL};
 use crate::http_get::Gets;
-use crate::identity::Persona;
+use crate::identity::{Marks, Persona};
 use crate::port::Port;
 use crate::process::Refused;
 use crate::sys;
@@ -30,7 +29,7 @@ pub struct Server {
     port: Port,
     signals: OwnedFd,
     group: WorkloadGroup,
-    connections: Connections,
+    marks: Marks,
     persona: Persona,
     execs: Execs,
     gets: Gets,
@@ -39,9 +38,9 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, connections: Connections) -> Self {
+    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, marks: Marks) -> Self {
         let (persona, execs, gets) = (Persona::new(), Execs::default(), Gets::default());
-        Self { port, signals, group, connections, persona, execs, gets, workload: None, started: false }
+        Self { port, signals, group, marks, persona, execs, gets, workload: None, started: false }
     }
 
     /// Runs for as long as the machine does; returns only the error that ended it.
@@ -117,7 +116,7 @@ impl Server {
             Request::Start { argv, env } => self.start(&argv, env),
             Request::Identity(identity) => {
                 let generation = identity.generation.clone();
-                let report = match self.persona.assume(identity, &mut self.group, &self.connections) {
+                let report = match self.persona.assume(identity, &mut self.marks) {
                     Ok(()) => {
                         self.execs.carry_on(&generation);
                         self.tell_running(); // First, so that whoever knows of this machine knows of these.

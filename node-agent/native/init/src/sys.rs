@@ -1,6 +1,7 @@
 //! The system calls this program needs, one leaf function each. All `unsafe` of the program but the fork is here.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
@@ -73,20 +74,24 @@ pub fn set_wall_clock(unix_ns: i64) -> io::Result<()> {
     check(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) }).map(drop)
 }
 
+/// The kernel's random generator, to be given to `reseed`.
+pub fn random_generator() -> io::Result<File> {
+    std::fs::OpenOptions::new().write(true).open("/dev/urandom")
+}
+
 /// Credit `seed` to the kernel's random generator and make every CPU use it from its next read on.
-pub fn reseed(seed: &[u8; 32]) -> io::Result<()> {
+pub fn reseed(generator: &File, seed: &[u8; 32]) -> io::Result<()> {
     #[repr(C)]
     struct PoolInfo {
         entropy_bits: libc::c_int,
         size_bytes: libc::c_int,
         data: [u8; 32],
     }
-    let device = std::fs::OpenOptions::new().write(true).open("/dev/urandom")?;
     let info = PoolInfo { entropy_bits: 256, size_bytes: 32, data: *seed };
     // SAFETY: `PoolInfo` is `struct rand_pool_info` with as many bytes as `size_bytes` says.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), RND_ADD_ENTROPY, std::ptr::addr_of!(info)) })?;
+    check(unsafe { libc::ioctl(generator.as_raw_fd(), RND_ADD_ENTROPY, std::ptr::addr_of!(info)) })?;
     // SAFETY: takes no argument.
-    check(unsafe { libc::ioctl(device.as_raw_fd(), RND_RESEED_CRNG) }).map(drop)
+    check(unsafe { libc::ioctl(generator.as_raw_fd(), RND_RESEED_CRNG) }).map(drop)
 }
 
 /// Bring the loopback interface up.
@@ -109,7 +114,9 @@ pub fn become_realtime() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: a valid `sched_param`; 0 is the calling process.
-    check(unsafe { libc::sched_setscheduler(0, policy, &parameters) }).map(drop)
+    check(unsafe { libc::sched_setscheduler(0, policy, &parameters) })?;
+    // Otherwise a second of work lets others run in the midst of it.
+    std::fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1")
 }
 
 /// Let the workload raise its limit of open files as far as on an ordinary host (the kernel's start value is 4096).
@@ -198,7 +205,7 @@ pub fn memory_file(content: &[u8]) -> io::Result<OwnedFd> {
     let name = CString::new("stdin")?;
     // SAFETY: a valid NUL-terminated string.
     let fd = owned(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
-    let mut file = std::fs::File::from(fd);
+    let mut file = File::from(fd);
     file.write_all(content)?;
     file.rewind()?;
     Ok(file.into())

@@ -33,7 +33,7 @@ impl Workload {
         let failed = |error: io::Error| {
             Refused::new(crate::frames::Refusal::Internal, format!("no streams can be made: {error}"))
         };
-        let program = Program::new(argv, env, None)?;
+        let mut program = Program::new(argv, env, None)?;
         let stdin = File::open("/dev/null").map_err(failed)?;
         let (output, writer) = sys::pipe().map_err(failed)?;
         let streams = Streams { stdin: stdin.as_fd(), stdout: writer.as_fd(), stderr: writer.as_fd() };
@@ -56,7 +56,7 @@ impl Workload {
 
     /// How the start went. `Pending` also once it has been told.
     pub fn learn_start(&mut self) -> Start {
-        match self.launch.as_ref().map(|launch| launch.verdict(&self.program)) {
+        match self.launch.as_mut().map(|launch| launch.verdict(&self.program)) {
             None | Some(Verdict::Pending) => Start::Pending,
             Some(Verdict::Running) => {
                 self.launch = None;
