@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from forktree_dev.parent_death import die_with_us
@@ -25,16 +26,21 @@ class Kubectl:
 
     async def run(self, *arguments: str, stdin: str = "", timeout_seconds: float = 60.0) -> str:
         """Its standard output. Raises `KubectlFailed` with what it said on exit codes other than 0."""
-        process = await asyncio.create_subprocess_exec(
-            *die_with_us([str(self.program), *arguments]),
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        # A file and no pipe: uvloop fails where kubectl has ended before all was written into a pipe, if only
+        # of nothing.
+        with TemporaryFile() as told:
+            told.write(stdin.encode())
+            told.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *die_with_us([str(self.program), *arguments]),
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+                stdin=told,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         try:
             async with asyncio.timeout(timeout_seconds):
-                out, err = await process.communicate(stdin.encode())
+                out, err = await process.communicate()
         except TimeoutError as error:
             raise KubectlFailed(f"kubectl {shlex.join(arguments)} took over {timeout_seconds} s") from error
         finally:

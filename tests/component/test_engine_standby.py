@@ -101,6 +101,25 @@ async def test_a_fork_takes_what_waits_and_starts_the_rest_itself(node: Node) ->
     assert await node.sh(grandchild, "cat /tmp/f") == "2\n"
 
 
+async def test_what_waits_for_a_parent_serves_the_first_fork_of_its_child(node: Node) -> None:
+    parent = await node.root()
+    (child, other) = (await node.fork(parent, 2)).children
+    waiting = await in_wait(node, parent, 2)
+    await node.sh(child, "echo child > /tmp/f; head -c 300000 /dev/urandom > /tmp/big")
+    await node.engine.pause(child.id, deadline=soon())
+    forked = await node.fork(child, 2)
+    assert waiting == {each.id for each in forked.children}
+    for grandchild in forked.children:
+        await same(node, child, grandchild)
+        assert await node.sh(grandchild, "cat /tmp/f") == "child\n"
+    await in_wait(node, child, 2)
+    await in_wait(node, parent, 2)  # For whoever of its children is next.
+    # What waits for a child has memory of its own that its sibling has not.
+    await node.engine.release(parent.id)
+    (nephew,) = (await node.fork(other)).children
+    assert await node.sh(nephew, "ls /tmp") == ""
+
+
 async def stand_back(node: Node, name: str) -> set[bool]:
     """Whether threads of a process run only where nothing else wants to, of all its threads."""
     listing = await node.keeper.listing(deadline=soon())
@@ -201,14 +220,14 @@ async def test_what_needs_their_room_has_it(tmp_path: Path) -> None:
         tmp_path, settings(ahead=True, capacity_bytes=(128 + 3 * 224 + 60) << 20)
     ) as node:
         parent = await node.root()
-        (child,) = (await node.fork(parent)).children
+        await node.fork(parent)
         usage = node.engine.usage()
         (waiting,) = await in_wait(node, parent, 1)
         assert node.engine.usage() == usage
-        (grandchild,) = (await node.fork(child)).children
-        assert grandchild.id != waiting
+        other = await node.root()  # Nothing waits for that.
+        assert other.id != waiting
         assert waiting not in await processes(node)
-        assert await node.sh(grandchild, "echo runs") == "runs\n"
+        assert await node.sh(other, "echo runs") == "runs\n"
         for machine in node.engine.machines():
             await node.engine.release(machine.id)
 

@@ -215,10 +215,10 @@ async def _unique(bench: Bench, scope: Scope) -> None:
         for _ in range(scope.runs(4, few=1)):
             await node.ask(parent.machine, "dirty", parent.told(USUAL_KIB))
             await node.settled()
+            waiting = _in_wait(node, await node.pids())
             forked = await node.fork(parent.machine, children)
             pids = await node.pids()
             seen = [host.memory(pids[child.id]) for child in forked.children]
-            waiting = _in_wait(node, pids)
             await node.end(forked)
             for each in seen:
                 series.add(UNIQUE, each.anonymous)
@@ -229,7 +229,7 @@ async def _unique(bench: Bench, scope: Scope) -> None:
                 series.add(STANDBY, anonymous)
         bench.report.add_all(series, **params)
         if not series.of(STANDBY):
-            bench.report.notes.append("No process waited for a fork while children's memory was looked at.")
+            bench.report.notes.append("No process waited for a fork before children's memory was looked at.")
 
 
 def _in_wait(node: Node, pids: Mapping[str, int]) -> list[float]:

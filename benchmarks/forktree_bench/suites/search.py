@@ -346,7 +346,7 @@ SUITE = Suite(
     name="search",
     measures="the same searches by replay and by fork",
     run=run,
-    seconds=300,
+    seconds=360,
     plots=tuple(
         Plot(
             name=f"search-{int(pace * 1000)}",

@@ -107,7 +107,7 @@ async def fork(
     """
     if live.record.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
-    async with standbys.taken(live.record.id, live.record.chain, len(orders)) as ready:
+    async with standbys.taken(live.record.id, limits.tree, live.record.chain, len(orders)) as ready:
         size_bytes, _ = await both(
             copy_ahead(resources, live, limits, deadline=deadline), standbys.leave_out_the_dead(ready)
         )
@@ -182,7 +182,7 @@ async def branch(
     """Start children from an instant that is held already. Nothing is stopped."""
     # What waits for roots is in no tree's group, and a tree's limit holds for what is in its group.
     usable = len(orders) if point.tree is None and limits.memory_bytes is None else 0
-    async with standbys.taken(point.id, point.chain, usable) as ready:
+    async with standbys.taken(point.id, None, point.chain, usable) as ready:
         await standbys.leave_out_the_dead(ready)
         names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
         async with resources.begun(BatchRecord(machines=names)) as batch:

@@ -30,7 +30,7 @@ class EngineSettings:
     run_concurrency: int = field(default_factory=lambda: 4 * len(os.sched_getaffinity(0)))
     """Children that are let run from their instant at once. Each waits for three threads in turn, so that
     fewer leave cores idle."""
-    standbys_per_parent: int = 4
+    standbys_per_parent: int = 8
     """VMMs that wait for the next fork of a machine, as many as its last fork had children, but no more than
     this. Each takes some 25 MB, and 20 ms of a core to start. 0: none."""
     standbys_per_tree: int = 16

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forktree_agent.engine.contract import EngineError, MachineGone, TreeLimits
+from forktree_agent.engine.contract import EngineError, MachineGone, TreeId, TreeLimits
 from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.endings import to_the_end
 from forktree_agent.engine.microvm.keeping import soon
@@ -82,12 +82,16 @@ class Standbys:
         self._changed.set()
 
     @asynccontextmanager
-    async def taken(self, key: str, chain: tuple[str, ...], count: int) -> AsyncGenerator[list[Standby]]:
-        """Up to `count` that have part of `chain` mapped, or all.
+    async def taken(
+        self, key: str, tree: TreeId | None, chain: tuple[str, ...], count: int
+    ) -> AsyncGenerator[list[Standby]]:
+        """Up to `count` that have part of `chain` mapped, or all: those kept for `key`, and then those kept
+        for others of the tree. A child that is forked for the first time has none of its own, but what waits
+        for its parent has all that the child was born with.
 
         They have no room of their own any more, and are ended when the body fails.
         """
-        taken = self._take(key, chain, count)
+        taken = self._take(key, tree, chain, count)
         try:
             yield taken
         except BaseException:
@@ -103,18 +107,27 @@ class Standbys:
             taken.remove(standby)
             self._give_up(standby)
 
-    def _take(self, key: str, chain: tuple[str, ...], count: int) -> list[Standby]:
-        taken: list[Standby] = []
-        pool = self._pools.get(key)
-        while pool is not None and pool.idle and len(taken) < count:
-            standby = pool.idle.pop(0)
-            self._changed.set()  # Others take their places, once this fork is over.
-            if not _begins_with(chain, standby.record.chain):
+    def _take(self, key: str, tree: TreeId | None, chain: tuple[str, ...], count: int) -> list[Standby]:
+        own = self._pools.get(key)
+        for standby in list(own.idle) if own is not None else []:
+            if own is not None and not _begins_with(chain, standby.record.chain):
+                own.idle.remove(standby)
                 self._give_up(standby)
-                continue
+        fitting = [
+            (pool is own, len(standby.record.chain), pool, standby)
+            for pool in self._pools.values()
+            if pool is own or (tree is not None and pool.tree == tree)
+            for standby in pool.idle
+            if _begins_with(chain, standby.record.chain)
+        ]
+        # Its own first, and then those that lack the least.
+        fitting.sort(key=lambda each: each[:2], reverse=True)
+        for _, _, pool, standby in fitting[:count]:
+            pool.idle.remove(standby)
             self._resources.ledger.free(standby.name)
-            taken.append(standby)
-        return taken
+        if fitting:
+            self._changed.set()  # Others take their places, once this fork is over.
+        return [standby for _, _, _, standby in fitting[:count]]
 
     def names(self) -> frozenset[str]:
         """Of all that a fork could take now."""
