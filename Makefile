@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 CARGO := cargo
 # One for each checkout: cargo takes what another has built for its own, if only it is younger.
-export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target/$(firstword $(shell echo $(CURDIR) | sha256sum))
+export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target/$(firstword $(shell echo '$(CURDIR)' | sha256sum))
 NATIVE := node-agent/native/Cargo.toml
 
 .PHONY: demo test test-slow bench check generate up down setup

@@ -5,6 +5,7 @@ Run as a module it prints the path of each, a line each: the shim, then init.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -52,7 +53,7 @@ def _product(member: str, command: Sequence[str], file_name: str) -> Path:
 
 def _build(folder: Path, *, command: Sequence[str], file_name: str) -> None:
     # One for each checkout: cargo takes what another has built for its own, if only it is younger.
-    target = cache.root() / "target" / cache.key([str(CHECKOUT)])
+    target = cache.root() / "target" / hashlib.sha256(f"{CHECKOUT}\n".encode()).hexdigest()
     crates = os.environ.get("CARGO_HOME") or str(Path.home() / ".cargo")
     names = [
         f"--remap-path-prefix={WORKSPACE}={_SOURCES_NAME}",

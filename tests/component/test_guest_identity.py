@@ -186,7 +186,7 @@ async def test_without_a_command_only_the_environment_is_set_and_only_once(tmp_p
     async with booted(tmp_path) as machine:
         await machine.channel.start_workload((), {"LEVEL": "4"}, deadline=soon())
         assert await machine.sh("echo $LEVEL; ls /run/forktree/*; cat /run/forktree/identity") == (
-            "4\n/run/forktree/identity\n"
+            "4\n/run/forktree/identity\n\n"
         )
         with pytest.raises(CommandRefused, match="started already"):
             await machine.channel.start_workload(("true",), {}, deadline=soon())

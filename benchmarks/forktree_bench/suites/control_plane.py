@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forktree.models import Session
+from forktree.models import Session, SessionTemplate
+from forktree.models.reasons import BakePhase
 from forktree_bench import host, stand
 from forktree_bench.figures import Figure, Params, Series
 from forktree_bench.forks_seen import Milestone
 from forktree_bench.plots import Plot
 from forktree_bench.report import Report
 from forktree_bench.requests_seen import requests_so_far
-from forktree_bench.stand import Stand
+from forktree_bench.stand import NAMESPACE, Stand
 from forktree_bench.suite import Scope, Suite
 from forktree_dev.processes import Service
 from forktree_dev.system import Sizes
@@ -120,9 +121,10 @@ async def run(report: Report, scope: Scope) -> None:
     sizes = Sizes(memory_limit_bytes=64 << 40, engine="null")
     names = tuple(f"node-{index + 1}" for index in range(nodes))
     async with stand.running(report, sizes=sizes, nodes=names) as running:
-        await running.template(
-            TEMPLATE, {"image": "builtin:tiny", "machine": {"memory": "128Mi", "overlay": "16Mi"}}
-        )
+        # Each node has it ready, so that sessions spread; those of a template that is not go where it is.
+        machine = {"memory": "128Mi", "overlay": "16Mi"}
+        await running.template(TEMPLATE, {"image": "builtin:tiny", "machine": machine, "standby": 1})
+        await _ready_everywhere(running, nodes)
         roots = [await running.root(f"root-{index}", TEMPLATE) for index in range(nodes * ROOTS_PER_NODE)]
         bench = Bench(running, report, roots, nodes, WINDOW_SECONDS if not scope.quick else 2.0)
         await bench.resources("at rest, few")
@@ -135,6 +137,15 @@ async def run(report: Report, scope: Scope) -> None:
         await bench.resources(f"at rest, {live}")
         await bench.idle(str(live), 2.0 if scope.quick else IDLE_SECONDS)
         await bench.restarts(live)
+
+
+async def _ready_everywhere(stand: Stand, nodes: int) -> None:
+    async with asyncio.timeout_at(stand.soon()):
+        while True:
+            template = await stand.kube.get(SessionTemplate, NAMESPACE, TEMPLATE)
+            if sum(each.phase is BakePhase.READY for each in template.status.nodes) == nodes:
+                return
+            await asyncio.sleep(0.2)
 
 
 class Bench:

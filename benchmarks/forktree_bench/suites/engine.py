@@ -270,7 +270,7 @@ SUITE = Suite(
     name="engine",
     measures="forks of a live parent: pause, fork, first program, memory, against the floor",
     run=run,
-    seconds=420,
+    seconds=360,
     plots=(
         Plot(
             name="engine-children",

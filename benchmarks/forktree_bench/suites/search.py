@@ -277,7 +277,7 @@ async def run(report: Report, scope: Scope) -> None:
             },
         )
         for pace in PACES:
-            await _compare(running, report, wide, pace, forks=scope.runs(3, few=1))
+            await _compare(running, report, wide, pace, forks=scope.runs(2, few=1))
         await _compare(running, report, tree, PACES[0], forks=1)
 
 
@@ -346,7 +346,7 @@ SUITE = Suite(
     name="search",
     measures="the same searches by replay and by fork",
     run=run,
-    seconds=360,
+    seconds=420,
     plots=tuple(
         Plot(
             name=f"search-{int(pace * 1000)}",

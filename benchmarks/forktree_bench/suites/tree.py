@@ -250,5 +250,5 @@ SUITE = Suite(
     name="tree",
     measures="a whole system: Fork objects, HTTP forks, and a tree of a hundred deleted",
     run=run,
-    seconds=240,
+    seconds=180,
 )

@@ -9,7 +9,7 @@ Accelerator = Literal["kvm", "tcg"]
 
 MACHINE_TYPE = "microvm,acpi=on,memory-backend=ram,suppress-vmdesc=on"
 CPU_MODEL = "max"
-KERNEL_COMMAND_LINE = "console=ttyS0 reboot=t panic=-1 quiet nowatchdog psi=0 lsm=capability audit=0"
+KERNEL_COMMAND_LINE = "console=ttyS0 reboot=t panic=-1 quiet nowatchdog psi=0 lsm=landlock,yama audit=0"
 """What watches and accounts in a guest is of use to nobody, and what a child does first after a fork."""
 TCG_COMMAND_LINE = "lpj=4000000 no_timer_check"
 """Debian's kernel hangs in timer calibration under emulation without these, and without being told the rate

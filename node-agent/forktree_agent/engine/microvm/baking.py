@@ -23,7 +23,7 @@ from forktree_agent.engine.contract import (
     Shape,
 )
 from forktree_agent.engine.microvm.admission import machine_bytes
-from forktree_agent.engine.microvm.arguments import CPU_MODEL, MACHINE_TYPE, Accelerator
+from forktree_agent.engine.microvm.arguments import CPU_MODEL, KERNEL_COMMAND_LINE, MACHINE_TYPE, Accelerator
 from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import UNIDENTIFIED
 from forktree_agent.engine.microvm.images import baseline_id
@@ -75,6 +75,7 @@ async def bake(
                 "qemu": resources.qemu_version,
                 "machine": MACHINE_TYPE,
                 "cpu": CPU_MODEL,
+                "kernel_arguments": KERNEL_COMMAND_LINE,
                 "accelerator": accelerator,
             }
             identity = baseline_id(shape, resources.guest, vmm=vmm, pins=pins)

@@ -23,6 +23,7 @@ from forktree_agent.engine.contract import (
     ParentLost,
     TreeLimits,
 )
+from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.children import (
     Waiting,
     identify_children,
@@ -107,22 +108,21 @@ async def fork(
     """
     if live.record.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
-    async with standbys.taken(live.record.id, limits.tree, live.record.chain, len(orders)) as ready:
-        size_bytes, _ = await both(
-            copy_ahead(resources, live, limits, deadline=deadline), standbys.leave_out_the_dead(ready)
-        )
-        parent = live.record
-        prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
-        layer = prepared.id if prepared is not None else f"layer-{uuid.uuid4().hex[:12]}"
-        point = PointRecord(
-            id=f"p-{uuid.uuid4().hex[:12]}",
-            owner=owner,
-            tree=limits.tree,
-            baseline=parent.baseline,
-            chain=(*parent.chain, layer),
-            own_bytes=size_bytes,
-            build=parent.build,
-        )
+    size_bytes = await copy_ahead(resources, live, limits, deadline=deadline)
+    parent = live.record
+    prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
+    layer = prepared.id if prepared is not None else f"layer-{uuid.uuid4().hex[:12]}"
+    point = PointRecord(
+        id=f"p-{uuid.uuid4().hex[:12]}",
+        owner=owner,
+        tree=limits.tree,
+        baseline=parent.baseline,
+        chain=(*parent.chain, layer),
+        own_bytes=size_bytes,
+        build=parent.build,
+    )
+    async with standbys.taken(parent.id, limits.tree, parent.chain, len(orders)) as ready:
+        await standbys.leave_out_the_dead(ready)
         names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
         batch_record = BatchRecord(machines=names, files=(layer, point.state_file), points=(point.id,))
         async with resources.begun(batch_record) as batch:
@@ -290,7 +290,10 @@ async def _freeze_and_run(
             holding = tasks.create_task(to_the_end(hold(), f"hold-{point.id}"))
             running = tasks.create_task(run())
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
+        # One that means that the parent has to be ended must not hide behind another.
+        raise next(
+            (each for each in failed.exceptions if isinstance(each, NotAnswering)), failed.exceptions[0]
+        ) from failed
     instant, held = holding.result()
     return Held(instant, held, tuple(preparing.result()), running.result())
 

@@ -113,6 +113,7 @@ async def _freeze(
     after: asyncio.Future[Any],
     paused: bool,
 ) -> Instant:
+    began = time.monotonic()
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
     monitor, shim, answer = parent.monitor, parent.shim, parent.answering
     all_bytes = parent.build.memory_bytes
@@ -124,7 +125,11 @@ async def _freeze(
         await answer.to(shim.finish(deadline=deadline), "the shim's FINISH")
         raise
     try:
-        await _ready(parent, layer, after, deadline=deadline)
+        await _done(after)
+        deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
+        if layer.mark != NO_MARK and time.monotonic() - began > ARMED_SECONDS:
+            # Again: much may have been read since, and would be copied as if it were new.
+            await _arm(parent, layer.since, deadline=deadline)
         stopped_at = time.monotonic()
         try:
             dump, _ = await asyncio.gather(
@@ -147,17 +152,13 @@ async def _freeze(
     return instant
 
 
-async def _ready(parent: Vmm, layer: NextLayer, after: asyncio.Future[Any], *, deadline: float) -> None:
-    """Once `after` is done, and as little as possible counts as written."""
-    began = time.monotonic()
-    await asyncio.wait((after,))
-    if after.cancelled():
+async def _done(work: asyncio.Future[Any]) -> None:
+    """Fails as `work` does. A cancellation of this is none of it."""
+    await asyncio.wait((work,))
+    if work.cancelled():
         raise asyncio.CancelledError
-    if (failure := after.exception()) is not None:
+    if (failure := work.exception()) is not None:
         raise failure
-    if layer.mark != NO_MARK and time.monotonic() - began > ARMED_SECONDS:
-        # Again: much may have been read since, and would be copied as if it were new.
-        await _arm(parent, layer.since, deadline=deadline)
 
 
 async def _stop_and_dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:

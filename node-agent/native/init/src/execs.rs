@@ -189,7 +189,8 @@ impl Execs {
             Some(exec) => exec,
             None => return false,
         };
-        exec.learn_verdict(); // The last chance, if it never came to running.
+        exec.learn_verdict();
+        exec.take_verdict(); // Also where another process holds the pipe open.
         exec.status = Some(status);
         for pipe in [&mut exec.stdout, &mut exec.stderr].into_iter().flatten() {
             pipe.tail_bytes = Some(sys::waiting_bytes(&pipe.reader));
@@ -225,7 +226,18 @@ impl Exec {
     }
 
     fn learn_verdict(&mut self) {
-        match self.launch.as_mut().map(|launch| launch.verdict(&self.program)) {
+        let verdict = self.launch.as_mut().map(|launch| launch.verdict(&self.program));
+        self.note(verdict);
+    }
+
+    /// Of one that has ended.
+    fn take_verdict(&mut self) {
+        let verdict = self.launch.as_ref().map(|launch| launch.ended(&self.program));
+        self.note(verdict);
+    }
+
+    fn note(&mut self, verdict: Option<Verdict>) {
+        match verdict {
             None | Some(Verdict::Pending) => (),
             Some(Verdict::Running) => self.launch = None,
             Some(Verdict::Refused(refused)) => {

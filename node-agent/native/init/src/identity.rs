@@ -1,14 +1,16 @@
-//! Becoming another machine than the one this was forked from.
+//! Becoming another machine than the one this was forked from, before any program runs on.
 //!
-//! Nobody else runs meanwhile, and nobody has to be stopped for that: the machine has one CPU, we come before all
-//! others on it and never wait.
+//! The machine has one CPU, we come before all others on it, and what is done here waits for nothing: so nobody has
+//! to be stopped, which would take as long as all the rest. Only where we had to wait after all, for a socket that a
+//! program holds in the midst of a call for example, are the programs stopped and is everything done once more.
 
 use crate::connections::Connections;
 use crate::frames::{Env, Identity, NIL_GENERATION};
 use crate::sys;
+use crate::workload_group::WorkloadGroup;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// What every command finds in its environment unless somebody says otherwise.
@@ -17,6 +19,9 @@ const BASE: [(&str, &str); 3] =
 
 /// The variable that holds the generation.
 const GENERATION: &str = "FORKTREE_GENERATION";
+
+const SHOWN: &str = "/run/forktree/identity";
+const SPARE: &str = "/run/forktree/.identity";
 
 /// What a new identity is put into. All of it is opened once: emulated, the first use of each system call costs
 /// milliseconds after every fork, opening files most of all.
@@ -36,6 +41,16 @@ impl Marks {
         let random = sys::random_generator().map_err(failed("open the random generator"))?;
         let file = IdentityFile::create().map_err(failed("make the identity file"))?;
         Ok(Self { connections, random, file })
+    }
+
+    /// Connections first: they are what may have to be waited for.
+    fn put(&mut self, identity: &Identity, seed: &[u8; 32], text: &str) -> Result<(), String> {
+        let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
+        self.connections.end_outside().map_err(failed("end connections to the outside"))?;
+        sys::set_wall_clock(identity.unix_ns).map_err(failed("set the clock"))?;
+        sys::set_hostname(&identity.hostname).map_err(failed("set the host name"))?;
+        sys::reseed(&self.random, seed).map_err(failed("reseed the random generator"))?;
+        self.file.write(text).map_err(failed("write the identity file"))
     }
 }
 
@@ -71,17 +86,20 @@ impl Persona {
         env
     }
 
-    /// Take on `identity`. After an error this machine is still who it was, but its clock, host name or random
-    /// generator may be the new one's already, and connections to the outside may have ended.
-    pub fn assume(&mut self, identity: Identity, marks: &mut Marks) -> Result<(), String> {
+    /// Take on `identity`. After an error the workload runs on and this machine is still who it was, but its clock,
+    /// host name or random generator may be the new one's already, and connections to the outside may have ended.
+    pub fn assume(&mut self, identity: Identity, group: &mut WorkloadGroup, marks: &mut Marks) -> Result<(), String> {
         let branch = self.branch_with(&identity.env);
-        let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
+        let text = identity_file(&identity, &branch);
         let seed = <[u8; 32]>::try_from(identity.entropy.0.as_slice()).map_err(|_| "entropy is not 32 bytes")?;
-        sys::set_wall_clock(identity.unix_ns).map_err(failed("set the clock"))?;
-        sys::set_hostname(&identity.hostname).map_err(failed("set the host name"))?;
-        sys::reseed(&marks.random, &seed).map_err(failed("reseed the random generator"))?;
-        marks.connections.end_outside().map_err(failed("end connections to the outside"))?;
-        marks.file.write(&identity_file(&identity, &branch)).map_err(failed("write the identity file"))?;
+        let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
+        let before = sys::switches().map_err(failed("see who ran"))?;
+        marks.put(&identity, &seed, &text)?;
+        if sys::switches().map_err(failed("see who ran"))? != before {
+            let frozen = group.freeze().map_err(failed("freeze the workload"))?;
+            marks.put(&identity, &seed, &text)?;
+            frozen.thaw().map_err(failed("thaw the workload"))?;
+        }
         self.generation = identity.generation;
         self.branch = branch;
         Ok(())
@@ -96,31 +114,62 @@ impl Persona {
 }
 
 /// `/run/forktree/identity`, for processes that were running when the machine became another one.
-struct IdentityFile(File);
+///
+/// Of two files that are held open one is written while nobody sees it, and then they change places: who reads the
+/// other reads on in that. Neither is ever empty, so that each has its memory also where nothing else has room.
+struct IdentityFile {
+    shown: Held,
+    spare: Held,
+}
+
+struct Held {
+    file: File,
+    length: u64,
+}
 
 impl IdentityFile {
-    /// A new file, whatever was there.
+    /// New files, whatever was there.
     fn create() -> io::Result<Self> {
-        let path = Path::new(crate::RUN_FOLDER).join("identity");
         fs::create_dir_all(crate::RUN_FOLDER)?;
-        match fs::remove_file(&path) {
+        Ok(Self { shown: Held::create(SHOWN)?, spare: Held::create(SPARE)? })
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        self.spare.write(text)?;
+        match sys::exchange(Path::new(SHOWN), Path::new(SPARE)) {
+            Ok(()) => {
+                std::mem::swap(&mut self.shown, &mut self.spare);
+                Ok(())
+            }
+            // A program took one away, or put another file system in front of both.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                *self = Self::create()?;
+                self.shown.write(text)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Held {
+    fn create(path: &str) -> io::Result<Self> {
+        match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => (),
         }
-        fs::OpenOptions::new().write(true).create_new(true).open(path).map(Self)
+        let file = fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+        let mut held = Self { file, length: 0 };
+        held.write("\n")?;
+        Ok(held)
     }
 
-    /// In place: nobody can read half of it, because nobody runs meanwhile.
     fn write(&mut self, text: &str) -> io::Result<()> {
-        let metadata = self.0.metadata()?;
-        if metadata.nlink() == 0 {
-            *self = Self::create()?;
-        }
-        self.0.write_all_at(text.as_bytes(), 0)?;
         let length = u64::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        if metadata.len() > length {
-            self.0.set_len(length)?;
+        self.file.write_all_at(text.as_bytes(), 0)?;
+        if length < self.length {
+            self.file.set_len(length)?;
         }
+        self.length = length;
         Ok(())
     }
 }

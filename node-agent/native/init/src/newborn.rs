@@ -139,6 +139,9 @@ extern "C" fn become_program(newborn: *const Newborn) -> ! {
         // Rust programs start with SIGPIPE ignored, and that would outlive exec, like a blocked SIGCHLD.
         let (default, none) = (std::ptr::addr_of!(default) as usize, std::ptr::addr_of!(none) as usize);
         call(libc::SYS_rt_sigaction, [libc::SIGPIPE as usize, default, 0, SIGNAL_SET_BYTES]);
+        // Handlers of ours would run on what is ours alone.
+        call(libc::SYS_rt_sigaction, [libc::SIGSEGV as usize, default, 0, SIGNAL_SET_BYTES]);
+        call(libc::SYS_rt_sigaction, [libc::SIGBUS as usize, default, 0, SIGNAL_SET_BYTES]);
         call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, none, 0, SIGNAL_SET_BYTES]);
         let entered = call(libc::SYS_chdir, [newborn.working_folder as usize, 0, 0, 0]);
         if entered < 0 {

@@ -135,12 +135,17 @@ impl Launch {
         let mut told = [0; TOLD_BYTES];
         loop {
             match sys::read_available(&self.pipe, &mut told) {
-                Ok(None) => return Verdict::Pending,
-                // Written in one piece, so it is read in one piece.
+                Ok(Some(0)) => return self.ended(program),
+                // Written in one piece, so it is read in one piece. What else is in there nobody of ours wrote.
                 Ok(Some(TOLD_BYTES)) => self.told = Some(told),
-                _ => break,
+                Ok(Some(_)) => (),
+                Ok(None) | Err(_) => return Verdict::Pending,
             }
         }
+    }
+
+    /// How it went, of a process that has ended or is off our memory.
+    pub fn ended(&self, program: &Program) -> Verdict {
         match self.told {
             None => Verdict::Running,
             Some([step, errno @ ..]) => Verdict::Refused(program.refused(step, i32::from_ne_bytes(errno))),

@@ -116,7 +116,7 @@ impl Server {
             Request::Start { argv, env } => self.start(&argv, env),
             Request::Identity(identity) => {
                 let generation = identity.generation.clone();
-                let report = match self.persona.assume(identity, &mut self.marks) {
+                let report = match self.persona.assume(identity, &mut self.group, &mut self.marks) {
                     Ok(()) => {
                         self.execs.carry_on(&generation);
                         self.tell_running(); // First, so that whoever knows of this machine knows of these.

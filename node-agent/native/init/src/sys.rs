@@ -1,4 +1,4 @@
-//! The system calls this program needs, one leaf function each. All `unsafe` of the program but the fork is here.
+//! The system calls this program needs, one leaf function each. All `unsafe` of the program is here and in `newborn`.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -111,12 +111,30 @@ pub fn loopback_up() -> io::Result<()> {
 
 /// Run before every other process of the guest, and let no child inherit that.
 pub fn become_realtime() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
+    let parameters = libc::sched_param { sched_priority: 99 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: a valid `sched_param`; 0 is the calling process.
     check(unsafe { libc::sched_setscheduler(0, policy, &parameters) })?;
     // Otherwise a second of work lets others run in the midst of it.
     std::fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1")
+}
+
+/// How often another process has had our CPU.
+pub fn switches() -> io::Result<libc::c_long> {
+    // SAFETY: all zeroes is a valid `rusage`: integers only.
+    let mut used: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `used` is valid for the call.
+    check(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut used) })?;
+    Ok(used.ru_nvcsw.wrapping_add(used.ru_nivcsw))
+}
+
+/// Have two files change places.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    let (one, other) = (c_path(one)?, c_path(other)?);
+    let here = libc::AT_FDCWD;
+    // SAFETY: valid NUL-terminated strings.
+    let result = unsafe { libc::renameat2(here, one.as_ptr(), here, other.as_ptr(), libc::RENAME_EXCHANGE) };
+    check(result).map(drop)
 }
 
 /// Let the workload raise its limit of open files as far as on an ordinary host (the kernel's start value is 4096).

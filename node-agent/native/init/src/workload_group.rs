@@ -1,15 +1,27 @@
-//! The control group of everything that is not ours: it leaves us room.
+//! The control group of everything that is not ours: it leaves us room, and can be stopped as a whole.
 
+use crate::sys;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::io::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A process in an uninterruptible wait holds the freeze up; a disk in memory keeps such waits short.
+const FREEZE_WAIT: Duration = Duration::from_secs(5);
 
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// The `workload` group. Commands are born in it.
-pub struct WorkloadGroup(File);
+pub struct WorkloadGroup {
+    folder: PathBuf,
+    directory: File,
+    events: File,
+}
+
+/// The workload does not run while this lives.
+pub struct Frozen<'a>(&'a WorkloadGroup);
 
 impl WorkloadGroup {
     pub fn create() -> io::Result<Self> {
@@ -20,11 +32,56 @@ impl WorkloadGroup {
         let threads: u64 = fs::read_to_string("/proc/sys/kernel/threads-max")?.trim().parse().unwrap_or(1024);
         fs::write(folder.join("pids.max"), (threads / 4 * 3).to_string())?;
         let directory = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(&folder)?;
-        Ok(Self(directory))
+        let events = File::open(folder.join("cgroup.events"))?;
+        Ok(Self { folder, directory, events })
     }
 
     /// The folder, for making a process inside the group.
     pub fn directory(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.directory.as_fd()
+    }
+
+    /// Stop every process of the group; returns when they all have stopped.
+    pub fn freeze(&mut self) -> io::Result<Frozen<'_>> {
+        self.write_freeze("1")?;
+        let deadline = Instant::now() + FREEZE_WAIT;
+        loop {
+            match self.is_frozen() {
+                Ok(true) => return Ok(Frozen(self)),
+                Ok(false) if Instant::now() < deadline => (),
+                unfrozen => {
+                    self.write_freeze("0")?;
+                    return Err(unfrozen.err().unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
+                }
+            }
+            // The file is reported as changed (POLLPRI) until it is read again.
+            let mut polled = [libc::pollfd { fd: self.events.as_raw_fd(), events: libc::POLLPRI, revents: 0 }];
+            sys::poll(&mut polled, Some(deadline.saturating_duration_since(Instant::now())))?;
+        }
+    }
+
+    fn write_freeze(&self, value: &str) -> io::Result<()> {
+        fs::write(self.folder.join("cgroup.freeze"), value)
+    }
+
+    fn is_frozen(&mut self) -> io::Result<bool> {
+        let mut text = String::new();
+        self.events.rewind()?;
+        self.events.read_to_string(&mut text)?;
+        Ok(text.lines().any(|line| line == "frozen 1"))
+    }
+}
+
+impl Frozen<'_> {
+    /// Let the workload go on.
+    pub fn thaw(self) -> io::Result<()> {
+        self.0.write_freeze("0")
+    }
+}
+
+impl Drop for Frozen<'_> {
+    /// For the ways out by an error: whatever failed, the workload must not stay stopped. Thawing twice is harmless.
+    fn drop(&mut self) {
+        let _ = self.0.write_freeze("0");
     }
 }
