@@ -41,6 +41,33 @@ def test_answer_becomes_the_error_that_callers_tell_apart(
     assert error.retryable == (kind is errors.Unavailable)
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            'forks.forktree.dev is forbidden: User "system:serviceaccount:s:agent" cannot create resource '
+            '"forks" in API group "forktree.dev" in the namespace "a"',
+            errors.NoRight,
+        ),
+        (
+            'forks.forktree.dev "x" is forbidden: User "u" cannot get resource "forks" in API group "f"',
+            errors.NoRight,
+        ),
+        ('forks.forktree.dev "x" is forbidden: exceeded quota: small, requested: 1', errors.Forbidden),
+        (
+            'sessions.forktree.dev "x" is forbidden: ValidatingAdmissionPolicy "p" with binding "p" denied '
+            'request: it is forbidden: User "u"',
+            errors.Forbidden,
+        ),
+    ],
+)
+def test_what_the_authorizer_says_is_told_apart_from_what_admission_says(
+    message: str, kind: type[KubeError]
+) -> None:
+    """A server that has just started knows of no rights yet: nobody may lose a machine by that."""
+    assert type(from_answer(403, status(403, "Forbidden", message))) is kind
+
+
 def test_body_that_is_no_status_is_quoted_in_part() -> None:
     error = from_answer(502, b"<html>" + b"x" * 10_000)
     assert isinstance(error, errors.Unavailable)

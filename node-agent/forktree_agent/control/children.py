@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
+from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NoRight, NotFound
 from forktree.kube.events import Subject
 from forktree.models import EventReason, Fork, ObjectMeta, Reason, Session, SessionPhase, SessionSpec
 from forktree.models.fork import ForkChild
@@ -142,6 +142,8 @@ class Children:
                     fork, record, index, f"the name {wanted.metadata.name} is taken by another Session"
                 )
                 return
+        except NoRight:
+            raise  # Of a server that has just started, most likely: the machine is somebody's.
         except (Forbidden, Invalid) as err:
             await self._refused(fork, record, index, err.message)
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from forktree.errors import ForktreeError
-from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
+from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NoRight, NotFound
 from forktree.kube.events import Subject
 from forktree.models import (
     API_VERSION,
@@ -288,6 +288,8 @@ class EarlyForks:
                 return await self._world.client.create(wanted)
         except AlreadyExists:
             pass  # Ours, perhaps: the answer to a creation can be lost.
+        except NoRight:
+            raise  # Of a server that has just started, most likely. Whoever was told of this fork keeps it.
         except (Forbidden, Invalid) as err:
             return err.message
         try:

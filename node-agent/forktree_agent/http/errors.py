@@ -119,6 +119,7 @@ ERRORS: dict[type[ForktreeError], Code] = {
     kube.Conflict: Code.CONFLICT,
     kube.AlreadyExists: Code.CONFLICT,
     kube.Forbidden: Code.FORBIDDEN,
+    kube.NoRight: Code.FORBIDDEN,
     kube.Invalid: Code.BAD_REQUEST,
     # Ours, not the caller's: the agent's own account is not accepted.
     kube.Unauthorized: Code.UPSTREAM_ERROR,

@@ -4,7 +4,7 @@ KubeError
 ├── NotFound        the object, its namespace or its kind is not there
 ├── AlreadyExists   another object has the name
 ├── Conflict        the object changed meanwhile, or has another uid
-├── Forbidden       RBAC or a policy says no
+├── Forbidden       a policy or a quota says no; NoRight: RBAC does, for now
 ├── Unauthorized    the credentials are not accepted
 ├── Invalid         the request or the object is wrong
 ├── Expired         the resource version is too old: list again
@@ -14,6 +14,7 @@ KubeError
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import msgspec
@@ -53,6 +54,11 @@ class Forbidden(KubeError):
     """RBAC, a quota or an admission policy says no."""
 
 
+class NoRight(Forbidden):
+    """Whoever asked has no right to, as far as the server knows: one that has just started knows of no rights
+    for a moment, so this decides nothing for good."""
+
+
 class Unauthorized(KubeError):
     """The credentials are not accepted, also not after reading them anew."""
 
@@ -77,6 +83,10 @@ class Unavailable(KubeError):
     retryable: ClassVar[bool] = True
 
 
+_NO_RIGHT = re.compile(r'\S+( "[^"]*")? is forbidden: User "')
+"""How the server begins what its authorizer refuses. Admission names a policy, a quota or a plugin there."""
+
+
 class _Status(msgspec.Struct):
     """The part of `meta/v1 Status` that tells errors apart."""
 
@@ -93,7 +103,10 @@ def from_answer(code: int, body: bytes, retry_after: str | None = None) -> KubeE
         status = _Status(message=body[:_LONGEST_QUOTE].decode(errors="replace"))
     message = status.message or f"the API server answered {code} without a word"
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    return _class_of(code, status.reason)(message, code=code, retry_after_seconds=seconds)
+    kind = _class_of(code, status.reason)
+    if kind is Forbidden and _NO_RIGHT.match(message):
+        kind = NoRight
+    return kind(message, code=code, retry_after_seconds=seconds)
 
 
 def _class_of(code: int, reason: str) -> type[KubeError]:
