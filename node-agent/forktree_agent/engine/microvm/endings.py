@@ -30,25 +30,29 @@ async def to_the_end(work: Coroutine[Any, Any, Result], name: str) -> Result:
         raise
 
 
-async def all_of(*work: Coroutine[Any, Any, Result]) -> list[Result]:
-    """Results in order. The first failure cancels the others and is raised alone, not as a group of one."""
+@asynccontextmanager
+async def first_failure() -> AsyncGenerator[asyncio.TaskGroup]:
+    """Tasks of which the first that fails cancels the others and is raised alone, not as a group of one."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            yield group
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed
+
+
+async def all_of(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Results in order, or the first failure."""
+    async with first_failure() as group:
+        tasks = [group.create_task(each) for each in work]
     return [task.result() for task in tasks]
 
 
 async def both(
     first: Coroutine[Any, Any, Result], second: Coroutine[Any, Any, Other]
 ) -> tuple[Result, Other]:
-    """The results of both. The first failure cancels the other and is raised alone."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = group.create_task(first), group.create_task(second)
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
+    """`all_of` two things of different kinds."""
+    async with first_failure() as group:
+        tasks = group.create_task(first), group.create_task(second)
     return tasks[0].result(), tasks[1].result()
 
 

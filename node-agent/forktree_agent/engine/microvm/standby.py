@@ -109,25 +109,25 @@ class Standbys:
 
     def _take(self, key: str, tree: TreeId | None, chain: tuple[str, ...], count: int) -> list[Standby]:
         own = self._pools.get(key)
-        for standby in list(own.idle) if own is not None else []:
-            if own is not None and not _begins_with(chain, standby.record.chain):
+        if own is not None:
+            for standby in [each for each in own.idle if not _begins_with(chain, each.record.chain)]:
                 own.idle.remove(standby)
                 self._give_up(standby)
         fitting = [
-            (pool is own, len(standby.record.chain), pool, standby)
+            (pool, standby)
             for pool in self._pools.values()
             if pool is own or (tree is not None and pool.tree == tree)
             for standby in pool.idle
             if _begins_with(chain, standby.record.chain)
         ]
         # Its own first, and then those that lack the least.
-        fitting.sort(key=lambda each: each[:2], reverse=True)
-        for _, _, pool, standby in fitting[:count]:
+        fitting.sort(key=lambda each: (each[0] is own, len(each[1].record.chain)), reverse=True)
+        for pool, standby in fitting[:count]:
             pool.idle.remove(standby)
             self._resources.ledger.free(standby.name)
         if fitting:
             self._changed.set()  # Others take their places, once this fork is over.
-        return [standby for _, _, _, standby in fitting[:count]]
+        return [standby for _, standby in fitting[:count]]
 
     def names(self) -> frozenset[str]:
         """Of all that a fork could take now."""
