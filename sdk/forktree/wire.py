@@ -8,7 +8,7 @@ is an error and not a silently different run; answers may grow keys, so clients 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -45,13 +45,19 @@ EXEC_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 class Request(BaseModel):
     """A body sent by a client: unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class Answer(BaseModel):
     """A body sent by the server."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Query(BaseModel):
+    """What stands after the `?` of a path: unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class CreateSession(Request):
@@ -76,6 +82,11 @@ class ForkSession(Request):
     """0 records the instant alone."""
     name: ForkName | None = None
     """Makes the call repeatable: asked again with the same source and replicas it answers for that fork."""
+
+
+class ForkQuery(Query):
+    record: Literal["wait"] | None = None
+    """`wait`: answer only when all objects are there."""
 
 
 class Exec(Request):
@@ -214,6 +225,15 @@ class ExecFinished(Answer):
     truncated: bool
     """Output went beyond the limit and its rest was dropped."""
     exec_time_ms: float
+
+
+WAIT_SECONDS_MAX = 110.0
+"""Existing clients give up on any answer after 120 s."""
+
+
+class AttachQuery(Query):
+    wait_seconds: float = Field(default=0.0, ge=0, le=WAIT_SECONDS_MAX)
+    """How long to wait for the end of a command; by custom not at all."""
 
 
 class ExecList(Answer):

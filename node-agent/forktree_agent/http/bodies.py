@@ -84,7 +84,7 @@ def decode(raw: bytes, model: type[RequestT]) -> RequestT:
         body = model.model_validate_json(raw)
     except ValidationError as err:
         # Only the sentence goes on: the exception itself holds the input, which may hold secrets.
-        refusal = _refusal(err)
+        refusal = refusal_of(err)
     else:
         json.loads(raw, object_pairs_hook=_each_once)  # Pydantic takes the last of two and says nothing.
         return body
@@ -99,7 +99,8 @@ def _each_once(pairs: list[tuple[str, object]]) -> None:
         seen.add(key)
 
 
-def _refusal(error: ValidationError) -> Refusal:
+def refusal_of(error: ValidationError) -> Refusal:
+    """The first thing wrong in what was sent, without any value of it."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     key = shown(".".join(str(part) for part in first["loc"]))
     code = Code.BAD_REQUEST

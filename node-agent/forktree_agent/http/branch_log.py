@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
-from aiohttp import web
-
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Fork
-from forktree.models.texts import is_dns_label
 from forktree.wire import ChildLog, CommandLog
 from forktree_agent.control.branch_reports import BranchReports, CommandReport
 from forktree_agent.http.errors import Code, Refusal
-
-PATH = "/forks/{fork_id}/children/{index}/log"
-
-_INDEX = re.compile(r"0|[1-9][0-9]{0,2}")
-
-
-def named(request: web.Request) -> tuple[str, int]:
-    """Which child of which fork the path names. Raises `Refusal` for what no object can be called."""
-    fork_id, index = request.match_info["fork_id"], request.match_info["index"]
-    if not is_dns_label(fork_id):
-        raise Refusal(Code.NOT_FOUND, "no fork can have that name")
-    if not _INDEX.fullmatch(index):
-        raise Refusal(Code.NOT_FOUND, "a child is named by its index, from 0")
-    return fork_id, int(index)
 
 
 async def find(client: KubeClient, namespace: str, fork_id: str) -> Fork:

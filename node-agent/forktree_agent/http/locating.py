@@ -31,8 +31,11 @@ async def find(client: KubeClient, facade: Facade, namespace: str, session_id: s
         node = await _maker(client, facade, session_id)
         if node is not None:
             return _somewhere(namespace, session_id, node)
-        sentence = f"there is no session {session_id} in the namespace {namespace}"
-        raise Refusal(Code.NO_SUCH_SESSION, sentence) from err
+        raise no_such_session(session_id, namespace) from err
+
+
+def no_such_session(session_id: str, namespace: str) -> Refusal:
+    return Refusal(Code.NO_SUCH_SESSION, f"there is no session {session_id} in the namespace {namespace}")
 
 
 async def _maker(client: KubeClient, facade: Facade, session_id: str) -> str | None:

@@ -1,0 +1,110 @@
+"""Commands in sessions: run, listed, asked for again; and what those of branches printed."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+
+from forktree.models import Session
+from forktree.wire import AttachQuery, ChildLog, Exec, ExecFinished, ExecList
+from forktree_agent.control.branch_logs import KEPT_BYTES
+from forktree_agent.http import bodies, branch_log, executing, locating
+from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.table import Asked, Right, Route
+
+LOG_SECONDS = 15.0
+"""For another agent to read a log: milliseconds, and as many to send its 2 MiB."""
+
+
+async def _exec(asked: Asked) -> web.Response:
+    wanted = await asked.body(Exec)
+    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+    session = await _placed(asked, start_by)
+    if node := locating.other_node(asked.facade, session):
+        end_by = start_by + wanted.timeout_seconds + executing.MARGIN_SECONDS
+        return await asked.session_elsewhere(node, "exec", end_by=end_by)
+    body = await executing.execute(
+        asked.facade, session, wanted, start_by=start_by, request_id=asked.request[REQUEST_ID]
+    )
+    return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+
+
+async def _execs(asked: Asked) -> web.Response:
+    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+    session = await _placed(asked, start_by)
+    if node := locating.other_node(asked.facade, session):
+        return await asked.session_elsewhere(node, "execs", end_by=start_by)
+    session = await executing.running(asked.facade, session, start_by)
+    return await bodies.answer(ExecList(ids=asked.facade.execs(session)))
+
+
+async def _attach(asked: Asked) -> web.Response:
+    exec_id = asked.named("exec_id")
+    wait_seconds = asked.query(AttachQuery).wait_seconds
+    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+    session = await _placed(asked, start_by)
+    if node := locating.other_node(asked.facade, session):
+        what = f"execs/{exec_id}?wait_seconds={wait_seconds}"
+        return await asked.session_elsewhere(node, what, end_by=start_by + wait_seconds)
+    body = await executing.attach(
+        asked.facade, session, exec_id, start_by=start_by, wait_seconds=wait_seconds
+    )
+    return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+
+
+async def _child_log(asked: Asked) -> web.Response:
+    fork_id, index = asked.named("fork_id"), int(asked.named("index"))
+    fork = await branch_log.find(asked.client, asked.namespace, fork_id)
+    if fork.status.node not in {None, asked.facade.node_name}:
+        end_by = asyncio.get_running_loop().time() + LOG_SECONDS
+        path = f"forks/{fork_id}/children/{index}/log"
+        return await asked.hand_on(str(fork.status.node), path, f"fork {fork_id}", end_by=end_by)
+    body = await branch_log.read(asked.facade.branches, fork, index)
+    return await bodies.answer(body, about_bytes=2 * KEPT_BYTES)
+
+
+async def _placed(asked: Asked, deadline: float) -> Session:
+    return await locating.find_placed(
+        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=deadline
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/sessions/{session_id}/exec",
+        summary="Run a command to its end",
+        handler=_exec,
+        rights=(Right("create", "sessions/exec"),),
+        body=Exec,
+        answers={HTTPStatus.OK: (ExecFinished,)},
+    ),
+    Route(
+        method="GET",
+        path="/sessions/{session_id}/execs",
+        summary="The commands that can be asked for by their id",
+        handler=_execs,
+        rights=(Right("get", "sessions/exec"),),
+        answers={HTTPStatus.OK: (ExecList,)},
+    ),
+    Route(
+        method="GET",
+        path="/sessions/{session_id}/execs/{exec_id}",
+        summary="How a command ended that another call began, or that ran at the session's fork",
+        handler=_attach,
+        rights=(Right("get", "sessions/exec"),),
+        query=AttachQuery,
+        answers={HTTPStatus.OK: (ExecFinished,)},
+    ),
+    Route(
+        method="GET",
+        path="/forks/{fork_id}/children/{index}/log",
+        summary="What one child's commands printed, also when it is gone",
+        handler=_child_log,
+        rights=(Right("get", "forks/log"),),
+        answers={HTTPStatus.OK: (ChildLog,)},
+    ),
+)

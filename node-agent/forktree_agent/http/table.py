@@ -1,0 +1,256 @@
+"""Routes as they are declared: what aiohttp serves and what the OpenAPI document says are made of the same.
+
+A route says who may ask, what may be sent and what comes back; its handler is only called when the first two
+hold, and reads no body and no query that the route does not declare.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from forktree.kube.client import KubeClient
+from forktree.wire import EXEC_ID, Answer, Query, Request
+from forktree_agent.control.facade import Facade
+from forktree_agent.http import bodies, queries
+from forktree_agent.http.auth import Caller, Gate
+from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
+from forktree_agent.http.requests import SEEN
+
+NDJSON: Final = "application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A JSON array."""
+
+    of: type[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One JSON object a line, each of one of these, as long as the answer takes."""
+
+    of: tuple[type[Answer], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Bytes."""
+
+    content_type: str
+
+
+Shape: TypeAlias = type[Answer] | Each | Lines | Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What a caller must be allowed, in the words of the API server."""
+
+    verb: str
+    resource: str
+    """Of group `forktree.dev`; `sessions/exec`: a subresource. The object is the one that the path names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A part of a path that callers choose."""
+
+    meaning: str
+    pattern: str
+    """Of the whole of it. What does not match becomes part of no path to anywhere."""
+    code: Code
+    sentence: str
+    """For what does not match. May say `{namespace}`."""
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
+NAMESPACE: Final = Parameter(
+    meaning="The namespace of the objects.",
+    pattern=_LABEL,
+    code=Code.BAD_REQUEST,
+    sentence="the namespace in the path is not a DNS label",
+)
+
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    "session_id": Parameter(
+        meaning="Name of the Session.",
+        pattern=_LABEL,
+        code=Code.NO_SUCH_SESSION,
+        sentence="there is no session of that name in the namespace {namespace}",
+    ),
+    "exec_id": Parameter(
+        meaning="Id of the command.",
+        pattern=EXEC_ID,
+        code=Code.NOT_FOUND,
+        sentence="no command can have that id",
+    ),
+    "fork_id": Parameter(
+        meaning="Name of the Fork.",
+        pattern=_LABEL,
+        code=Code.NOT_FOUND,
+        sentence="no fork can have that name",
+    ),
+    "index": Parameter(
+        meaning="Which of the Fork's children, from 0.",
+        pattern=r"0|[1-9][0-9]{0,2}",
+        code=Code.NOT_FOUND,
+        sentence="a child is named by its index, from 0",
+    ),
+}
+"""Every one that a path may have."""
+
+_NAMED: Final = {"sessions": "session_id", "forks": "fork_id"}
+"""By which parameter a path names an object of a resource."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What handlers work with."""
+
+    client: KubeClient
+    facade: Facade
+    proxy: Proxy
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One thing that can be asked."""
+
+    method: str
+    path: str
+    """From `/v1` on. Each `{…}` in it is one of `PARAMETERS`."""
+    summary: str
+    """What it does, in a line without a full stop."""
+    handler: Callable[[Asked], Awaitable[web.StreamResponse]]
+    rights: tuple[Right, ...]
+    """All must be held. Empty: the handler asks for those of each object that a body names."""
+    answers: Mapping[HTTPStatus, tuple[Shape, ...]]
+    """What comes back where all is well; errors are alike everywhere."""
+    body: type[Request] | Raw | None = None
+    query: type[Query] | None = None
+    """None: whatever stands there is not read."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"\{(\w+)\}", self.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRoute:
+    """One thing that can be asked without a token, and that belongs to no namespace."""
+
+    path: str
+    summary: str
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    answers: Mapping[HTTPStatus, tuple[Shape, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request for a route, by a caller who may."""
+
+    parts: Parts
+    route: Route
+    request: web.Request
+    caller: Caller
+    namespace: str
+
+    @property
+    def client(self) -> KubeClient:
+        return self.parts.client
+
+    @property
+    def facade(self) -> Facade:
+        return self.parts.facade
+
+    @property
+    def session_id(self) -> str:
+        return self.named("session_id")
+
+    @property
+    def seen(self) -> float:
+        """When the request was, in monotonic seconds."""
+        return self.request[SEEN]
+
+    def named(self, parameter: str) -> str:
+        """What the path has for one of `PARAMETERS`; it was checked."""
+        return self.request.match_info[parameter]
+
+    async def body(self, model: type[bodies.RequestT]) -> bodies.RequestT:
+        """What was sent. Raises `Refusal`."""
+        assert model is self.route.body, f"{self.route.path} declares another body"
+        return await bodies.read(self.request, model)
+
+    def query(self, model: type[queries.QueryT]) -> queries.QueryT:
+        """What stands after the `?`. Raises `Refusal`."""
+        assert model is self.route.query, f"{self.route.path} declares another query"
+        return queries.read(self.request, model)
+
+    async def hand_on(self, node: str, path: str, subject: str, *, end_by: float) -> web.Response:
+        """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself.
+
+        `path` goes on from `/v1/`. `subject` is what the request is about, for sentences: `session a`.
+        """
+        errand = Errand(
+            node=node,
+            path=f"/ns/{self.namespace}/v1/{path}",
+            subject=subject,
+            deadline=end_by + HOP_SECONDS,
+        )
+        return await self.parts.proxy.forward(self.request, errand)
+
+    async def session_elsewhere(self, node: str, what: str, *, end_by: float) -> web.Response:
+        """`hand_on` for the session that the path names; `what` follows its name."""
+        path = f"sessions/{self.session_id}" + (what and f"/{what}")
+        return await self.hand_on(node, path, f"session {self.session_id}", end_by=end_by)
+
+
+def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The route's handler, once the caller is known and may, and the path names what can be."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        caller = await parts.gate.caller(request.headers.get("Authorization"))
+        namespace = _namespace(request, caller)
+        for right in route.rights:
+            resource, _, subresource = right.resource.partition("/")
+            await parts.gate.permit(
+                caller,
+                right.verb,
+                namespace,
+                resource=resource,
+                name=request.match_info.get(_NAMED.get(resource, ""), ""),
+                subresource=subresource,
+            )
+        for name in parameters:
+            _check(PARAMETERS[name], request.match_info[name], namespace)
+        return await route.handler(
+            Asked(parts=parts, route=route, request=request, caller=caller, namespace=namespace)
+        )
+
+    parameters = route.parameters
+    return handler
+
+
+def _namespace(request: web.Request, caller: Caller) -> str:
+    """The namespace that a request is about."""
+    namespace = request.match_info.get("namespace", caller.namespace)
+    if namespace is None:
+        sentence = f"{caller.username} belongs to no namespace: use the paths under /ns/NAMESPACE/v1"
+        raise Refusal(Code.BAD_REQUEST, sentence)
+    _check(NAMESPACE, namespace, namespace)
+    return namespace
+
+
+def _check(parameter: Parameter, given: str, namespace: str) -> None:
+    if not re.fullmatch(parameter.pattern, given):
+        raise Refusal(parameter.code, parameter.sentence.format(namespace=namespace))
