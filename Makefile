@@ -35,6 +35,7 @@ check: setup ## Style, types, layers.
 generate: setup ## Rewrite generated files from their sources.
 	$(PYTHON) -m forktree_dev.crds
 	$(PYTHON) -m forktree_dev.reference
+	$(PYTHON) -m forktree_dev.openapi
 
 up: setup ## Start a playground that stays, in $STATE.
 	$(PYTHON) -m forktree_dev.playground up

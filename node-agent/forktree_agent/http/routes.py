@@ -6,20 +6,42 @@ A path stands under `/ns/{namespace}/v1` and, for the namespace of the caller's 
 
 from __future__ import annotations
 
+from functools import cache
+from http import HTTPStatus
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from forktree.kube.client import KubeClient
 from forktree_agent.control.facade import Facade
+from forktree_agent.http import bodies, openapi
 from forktree_agent.http.auth import Gate
 from forktree_agent.http.handlers import commands, forks, health, sessions
 from forktree_agent.http.proxying import Proxy
-from forktree_agent.http.table import OpenRoute, Parts, Route, checked
-
-OPEN: Final[tuple[OpenRoute, ...]] = health.ROUTES
+from forktree_agent.http.table import OpenRoute, Parts, Raw, Route, checked
 
 ROUTES: Final[tuple[Route, ...]] = (*sessions.ROUTES, *commands.ROUTES, *forks.ROUTES)
+
+
+async def _openapi(_: web.Request) -> web.Response:
+    return bodies.whole(_encoded())
+
+
+OPEN: Final[tuple[OpenRoute, ...]] = (
+    *health.ROUTES,
+    OpenRoute(
+        path="/openapi.json",
+        summary="This document",
+        handler=_openapi,
+        answers={HTTPStatus.OK: (Raw("application/json"),)},
+    ),
+)
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(openapi.document(ROUTES, OPEN))
 
 
 class Api:

@@ -133,7 +133,12 @@ def _error_response(request: web.Request, request_id: str, error: Exception) -> 
             refusal.code,
             refusal.sentence,
         )
-    return refused(refusal, {"WWW-Authenticate": "Bearer"} if refusal.code is Code.UNAUTHORIZED else None)
+    headers: dict[str, str] = {}
+    if refusal.code is Code.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+    return refused(refusal, headers)
 
 
 def _put_into_words(request: web.Request, request_id: str, error: Exception) -> Refusal:

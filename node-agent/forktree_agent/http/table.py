@@ -139,6 +139,8 @@ class Route:
     body: type[Request] | Raw | None = None
     query: type[Query] | None = None
     """None: whatever stands there is not read."""
+    repeatable: bool = False
+    """It heeds an `Idempotency-Key`."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -228,7 +230,7 @@ def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web
                 right.verb,
                 namespace,
                 resource=resource,
-                name=request.match_info.get(_NAMED.get(resource, ""), ""),
+                name=_named(right, request),
                 subresource=subresource,
             )
         for name in parameters:
@@ -239,6 +241,14 @@ def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web
 
     parameters = route.parameters
     return handler
+
+
+def _named(right: Right, request: web.Request) -> str:
+    """The one object that a right is needed for. Who lists, or creates, has not named what there is."""
+    resource, _, subresource = right.resource.partition("/")
+    if right.verb == "list" or (right.verb == "create" and not subresource):
+        return ""
+    return request.match_info.get(_NAMED.get(resource, ""), "")
 
 
 def _namespace(request: web.Request, caller: Caller) -> str:

@@ -47,6 +47,7 @@ ROUTES: Final = (
         rights=(Right("create", "sessions/fork"),),
         body=ForkSession,
         query=ForkQuery,
+        repeatable=True,
         answers={HTTPStatus.CREATED: (SessionForked,), HTTPStatus.OK: (SessionForked,)},
     ),
 )

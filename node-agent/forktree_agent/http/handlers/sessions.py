@@ -76,6 +76,7 @@ ROUTES: Final = (
         handler=_create,
         rights=(Right("create", "sessions"),),
         body=CreateSession,
+        repeatable=True,
         answers={HTTPStatus.CREATED: (SessionCreated,), HTTPStatus.OK: (SessionCreated,)},
     ),
     Route(
