@@ -10,11 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
-from forktree.models.names import FORK_NAME_MAX, REPLICAS_MAX
+from forktree.models.fork import SeedMode
+from forktree.models.names import FORK_NAME_MAX, OUR_LABELS, REPLICAS_MAX
 from forktree.models.reasons import Level, Mode, Reason, SessionPhase
-from forktree.models.texts import ObjectName, is_dns_label
+from forktree.models.texts import (
+    Argument,
+    BranchName,
+    EnvName,
+    EnvValue,
+    LabelValue,
+    ObjectName,
+    Seed,
+    is_dns_label,
+)
 
 MAX_BODY_BYTES = 1 << 20
 """A longer request body is refused unread."""
@@ -38,6 +56,35 @@ ForkName = Annotated[str, AfterValidator(_dns_label(FORK_NAME_MAX))]
 """Shorter than other names: the names of a fork's children are built from it."""
 
 
+LABELS_MAX = 16
+
+
+def _of_users(labels: dict[str, str]) -> dict[str, str]:
+    if any(OUR_LABELS in name for name in labels):
+        raise ValueError(f"must not have names of {OUR_LABELS.rstrip('/')}, which are not yours to give")
+    return labels
+
+
+LabelName = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+    ),
+]
+"""Like `team` or `example.org/team`."""
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=LABELS_MAX), AfterValidator(_of_users)]
+
+
+def _without_nul(env: dict[str, str]) -> dict[str, str]:
+    if any("\0" in text for text in env.values()):
+        raise ValueError("must not contain a NUL character")
+    return env
+
+
+Env = Annotated[dict[EnvName, EnvValue], Field(max_length=32), AfterValidator(_without_nul)]
+"""Variables by their names, in clear text; whoever wants a Secret in it creates the object by `kubectl`."""
+
+
 EXEC_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 """What names a command: it stands in paths."""
 
@@ -55,9 +102,9 @@ class Answer(BaseModel):
 
 
 class Query(BaseModel):
-    """What stands after the `?` of a path: unknown keys are refused."""
+    """What stands after the `?` of a path: what is not known is not read, nor passed on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
 
 class CreateSession(Request):
@@ -66,7 +113,13 @@ class CreateSession(Request):
     template_id: ObjectName
     """Name of a SessionTemplate in the same namespace."""
     name: SessionName | None = None
-    """Makes the call repeatable: asked again with the same template it answers for the same session."""
+    """Makes the call repeatable: asked again for the same it answers for the same session."""
+    labels: Labels = Field(default_factory=dict[str, str])
+    """Labels of the Session."""
+    seed: Seed | None = None
+    """What its programs are to seed their random generators from: `FORKTREE_SEED` in its environment."""
+    env: Env = Field(default_factory=dict[str, str])
+    """What it is told beside its template's environment, and all below it are."""
 
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -75,18 +128,107 @@ that is the caller's alone: as long as what it made exists, the same request has
 one is a conflict. Only one of the two may be given."""
 
 
+class BranchCommand(Request):
+    """A command that a child runs by itself, once. Exactly one of `command` and `argv`."""
+
+    command: Argument | None = Field(default=None, min_length=1)
+    """Run by `/bin/sh -c` in the child."""
+    argv: tuple[Argument, ...] | None = Field(default=None, min_length=1, max_length=256)
+    """Given to execve as it is: no shell, no expansion."""
+    timeout_seconds: int = Field(default=60, ge=1, le=3600)
+    """Guest seconds until it is killed; its exit code is then -1."""
+
+    @model_validator(mode="after")
+    def _one_command(self) -> Self:
+        if (self.command is None) == (self.argv is None):
+            raise ValueError("give exactly one of `command` and `argv`")
+        if "\0" in "".join(self.arguments()):
+            raise ValueError("must not contain a NUL character")
+        return self
+
+    def arguments(self) -> tuple[str, ...]:
+        """What is executed."""
+        return self.argv if self.argv is not None else ("/bin/sh", "-c", self.command or "")
+
+
+class ForkBranch(Request):
+    """What one child is told and does."""
+
+    name: BranchName | None = None
+    """What you call it: `FORKTREE_BRANCH` in its environment."""
+    seed: Seed | None = None
+    """Its seed, whatever `seed_mode` says."""
+    env: Env = Field(default_factory=dict[str, str])
+    """What it is told beside its parent's environment."""
+    labels: Labels = Field(default_factory=dict[str, str])
+    """Labels of its Session, beside those of all children."""
+    exec: BranchCommand | None = None
+    """Run in it once, as soon as the whole fork is ready. Takes the right to run commands."""
+
+
 class ForkSession(Request):
-    """`POST …/sessions/{id}/fork`. With `?record=wait` it is answered once it is `recorded`."""
+    """`POST …/sessions/{id}/fork` and `POST …/forks/{id}/fork`, answered when every child runs.
+
+    With nothing but `replicas`, `name` and `labels` the children come first and their objects follow.
+    """
 
     replicas: int = Field(default=1, ge=0, le=REPLICAS_MAX)
-    """0 records the instant alone."""
+    """0 records the instant alone. With `branches` their number, and may be left out."""
     name: ForkName | None = None
-    """Makes the call repeatable: asked again with the same source and replicas it answers for that fork."""
+    """Makes the call repeatable: asked again for the same it answers for that fork."""
+    labels: Labels = Field(default_factory=dict[str, str])
+    """Labels of every child's Session."""
+    branches: tuple[ForkBranch, ...] = Field(default=(), max_length=REPLICAS_MAX)
+    """What each child is told and does, in order of their index. Empty, or one for each."""
+    seed: Seed | None = None
+    """What `seed_mode` starts from. Unset: the parent's own seed."""
+    seed_mode: SeedMode | None = None
+    """`Fresh`: each child has a random seed; `Common`: all have `seed`; `Derived`: each another one that
+    follows from `seed` and its index. Unset: `Derived` where `seed` is given, else `Fresh`."""
+    score: BranchCommand | None = None
+    """Run in each child after its branch's command; the number on its last line is the child's score. Takes
+    the right to run commands."""
+    keep_top: int | None = Field(default=None, ge=1, le=REPLICAS_MAX)
+    """Once all commands are done so many are kept, the best scores first, and the others deleted."""
+    keep_point: bool = False
+    """Hold the instant until the Fork is deleted, and not only while children of it are left."""
+    timeout_seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """Seconds until the fork has failed unless every child is ready. Unset: 300."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.branches and "replicas" in self.model_fields_set and self.replicas != len(self.branches):
+            raise ValueError(f"`replicas` is {self.replicas}, but there are {len(self.branches)} `branches`")
+        names = [each.name for each in self.branches if each.name is not None]
+        if len(names) != len(set(names)):
+            raise ValueError("`branches` must have names of their own")
+        if any(len(self.labels | each.labels) > LABELS_MAX for each in self.branches):
+            raise ValueError(f"a child may have {LABELS_MAX} labels, those of all children among them")
+        if self.seed is not None and self.seed_mode is SeedMode.FRESH:
+            raise ValueError("`seed` is not used by `seed_mode` Fresh: give one of the two")
+        return self
+
+    @property
+    def count(self) -> int:
+        """How many children."""
+        return len(self.branches) or self.replicas
+
+    @property
+    def plain(self) -> bool:
+        """Nothing is asked for but children, a name and labels."""
+        asked = (self.branches, self.seed, self.seed_mode, self.score, self.keep_top, self.timeout_seconds)
+        return not any(asked) and not self.keep_point and self.seed is None
+
+    @property
+    def runs_commands(self) -> bool:
+        return self.score is not None or any(each.exec is not None for each in self.branches)
 
 
 class ForkQuery(Query):
     record: Literal["wait"] | None = None
     """`wait`: answer only when all objects are there."""
+    wait: Literal["complete"] | None = None
+    """`complete`: answer only when all commands are done, scored and pruned."""
 
 
 class Exec(Request):
@@ -158,6 +300,24 @@ class SessionInfo(Answer):
     level: Level | None = None
     reason: Reason | None = None
     message: str | None = None
+    root: str | None = None
+    """The session at the top of its tree; a root's is itself."""
+    fork_id: str | None = None
+    """The Fork that made it. Unset for a root."""
+    score: float | None = None
+    """The number that counts: its user's, else what the scorer of its fork printed."""
+    rewards: dict[str, float] | None = None
+    """Its user's further numbers."""
+    labels: dict[str, str] | None = None
+    """Its user's; those of forktree are left out."""
+    fork_ms: float | None = None
+    """Parent stopped to every child of the same fork running."""
+    vm_generation_id: str | None = None
+    """UUID, new in every machine and seen by its guest."""
+    baseline_id: str | None = None
+    """The frozen machine that its tree started from: two sessions with one id are comparable."""
+    seed: str | None = None
+    """What its machine was told as `FORKTREE_SEED`."""
 
 
 class SessionCreated(Answer):
@@ -184,6 +344,14 @@ class ForkedChild(Answer):
     index: int
     mode: Mode | None = None
     level: Level | None = None
+    branch: str | None = None
+    """Name of its branch."""
+    seed: str | None = None
+    exit_code: int | None = None
+    """Of its branch's command; -1 after a time-out. Set once the fork is complete."""
+    score: float | None = None
+    reason: Reason | None = None
+    """Why it has no score or was pruned, in one word."""
 
 
 class SessionForked(Answer):
@@ -191,7 +359,8 @@ class SessionForked(Answer):
 
     session_id: str | None = None
     """The first child; unset where none was asked for."""
-    parent_session_id: str
+    parent_session_id: str | None = None
+    """Whose instant it is. Unset where that is gone."""
     template_id: str
     fork_id: str
     """Name of the Fork object."""
@@ -208,7 +377,10 @@ class SessionForked(Answer):
     ready_time_ms: float | None = None
     """Parent stopped to every child's identity answered; unset where that is still to come."""
     children: tuple[ForkedChild, ...] = ()
-    """All of them, in order of their index; each runs and takes commands."""
+    """All of them, in order of their index; each runs and takes commands, unless it was pruned."""
+    best_session_id: str | None = None
+    """The child with the best score, once there is one."""
+    best_score: float | None = None
 
 
 class ExecFinished(Answer):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from e2e.http_stage import Stage, staged
 from e2e.operator_rig import OperatorRig
 from e2e.whole import Whole
 from forktree_dev.control_plane import ControlPlane
@@ -60,4 +61,11 @@ async def operator_plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 async def rig(operator_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[OperatorRig]:
     """What tests of the operator alone need, in a namespace of the test's own."""
     async with OperatorRig.running(operator_plane, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    """The HTTP API in front of a real API server; the test plays operator and control."""
+    async with staged(control_plane, namespace, tmp_path) as running:
         yield running

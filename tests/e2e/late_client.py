@@ -39,11 +39,13 @@ class LateClient(KubeClient):
         self.full = False
         self.refused = asyncio.Event()
 
-    async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
+    async def create(
+        self, obj: ObjectT, *, manager: str | None = None, deadline: float | None = None
+    ) -> ObjectT:
         await self.creating.wait()
         if self.full:
             raise Unavailable("full")
-        return await super().create(obj, deadline=deadline)
+        return await super().create(obj, manager=manager, deadline=deadline)
 
     async def apply(self, *arguments: Any, **options: Any) -> Any:
         await self.applying.wait()

@@ -15,11 +15,12 @@ from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, ObjectMeta, Session, SessionTemplate, Uid
 from forktree.models.base import OwnerReference
 from forktree.models.fork import Branch, BranchExec, ForkSource, ForkSpec, SourceRef
-from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION
+from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, HEARTBEAT_LABEL
 from forktree.models.session import ForkRef, SessionSpec, TemplateRef
 from forktree.models.session_template import EnvSource, EnvVar, SecretKeyRef, SessionTemplateSpec
 from forktree_dev.control_plane import ControlPlane
 
+MERGE_PATCH = "application/merge-patch+json"
 HERE, THERE = NODES
 PLACED_BY = r"spec\.nodeName is set only by the forktree operator, or by the agent of that node"
 FORKED_BY = r"spec\.forkRef is set only by the agent of the node that forks: to fork a session, create a Fork"
@@ -381,3 +382,21 @@ async def test_a_secret_is_named_only_by_who_may_read_it(accounts: Accounts) -> 
     for each in (session, fork):  # It may create both everywhere, and read Secrets nowhere.
         with pytest.raises(errors.Forbidden, match="may be used only by who may get the Secrets"):
             await accounts.agent.create(each)
+
+
+async def test_agents_write_no_leases_but_heartbeats(accounts: Accounts) -> None:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{accounts.namespace}/leases"
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    beat = {"labels": {HEARTBEAT_LABEL: "true"}}
+    await accounts.user.raw("POST", path, {**lease, "metadata": {"name": "leader"}})
+    renewed = {"spec": {"holderIdentity": "me"}}
+    with pytest.raises(errors.Forbidden, match="an agent writes only Leases that have the label"):
+        await accounts.agent.raw("POST", path, {**lease, "metadata": {"name": "another"}})
+    for patch in (renewed, {**renewed, "metadata": beat}):
+        with pytest.raises(errors.Forbidden, match="an agent writes only Leases that have the label"):
+            await accounts.agent.raw("PATCH", f"{path}/leader", patch, content_type=MERGE_PATCH)
+    await accounts.agent.raw("POST", path, {**lease, "metadata": {"name": "beat", **beat}})
+    await accounts.agent.raw("PATCH", f"{path}/beat", renewed, content_type=MERGE_PATCH)
+    with pytest.raises(errors.Forbidden, match="an agent writes only Leases that have the label"):
+        taken = {"metadata": {"labels": {HEARTBEAT_LABEL: None}}}
+        await accounts.agent.raw("PATCH", f"{path}/beat", taken, content_type=MERGE_PATCH)

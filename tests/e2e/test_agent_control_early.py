@@ -42,13 +42,15 @@ def go_on(_: str) -> None:
     """Do not die here."""
 
 
-async def fork(rig: ControlRig, parent: str, name: str, replicas: int = 1) -> Outcome | None:
+async def fork(
+    rig: ControlRig, parent: str, name: str, replicas: int = 1, labels: dict[str, str] | None = None
+) -> Outcome | None:
     """As the HTTP API asks for it."""
     assert rig.control is not None
     session = rig.control.facade.session(rig.namespace, parent)
     assert session is not None
     return await rig.control.facade.early.fork(
-        session, name, replicas, seen_at=time.monotonic(), deadline=soon()
+        session, name, replicas, labels or {}, seen_at=time.monotonic(), deadline=soon()
     )
 
 
@@ -222,10 +224,12 @@ class Dies(LateClient):
 
     lost: str = ""
 
-    async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
+    async def create(
+        self, obj: ObjectT, *, manager: str | None = None, deadline: float | None = None
+    ) -> ObjectT:
         if isinstance(obj, Fork) and self.lost == "before":
             raise Unavailable("away")
-        made = await super().create(obj, deadline=deadline)
+        made = await super().create(obj, manager=manager, deadline=deadline)
         if isinstance(obj, Fork) and self.lost == "after":
             raise Unavailable("the answer was lost")
         return made

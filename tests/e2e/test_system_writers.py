@@ -20,6 +20,7 @@ from e2e.whole import Whole
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.models.base import API_VERSION
+from forktree_agent.http.naming import FOR_CALLERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -32,6 +33,7 @@ class Who(StrEnum):
     USER = "user"
     OPERATOR = "operator"
     AGENT = "agent"
+    CALLER = "agent, as a caller of its HTTP API asked it to"
     COLLECTOR = "garbage collector"
 
 
@@ -43,6 +45,19 @@ MAY: dict[Row, set[str]] = {
     # Once: its last write to that object.
     ("root", Who.OPERATOR): {"spec.nodeName"},
     ("root", Who.AGENT): {"status"},
+    # What a user may: at birth what it is told, later its numbers, its state, that it has a heartbeat.
+    ("root", Who.CALLER): {
+        "spec.templateRef",
+        "spec.seed",
+        "spec.env",
+        "spec.state",
+        "spec.score",
+        "spec.rewards",
+        "metadata.labels",
+        "metadata.annotations",
+    },
+    ("child", Who.CALLER): {"spec.state", "spec.score", "spec.rewards"},
+    ("fork", Who.CALLER): {"spec", "metadata.labels"},
     # The agent of that node alone makes children, with all that they are, and gives them their place.
     ("child", Who.AGENT): {"status", "spec", "metadata"},
     ("child", Who.USER): {"spec.state", "spec.score", "metadata.annotations"},
@@ -120,6 +135,8 @@ def what(versions: list[dict[str, Any]]) -> str:
 
 
 def writer(manager: str) -> Who:
+    if manager == FOR_CALLERS:
+        return Who.CALLER
     if manager.startswith("forktree-agent"):
         return Who.AGENT
     if manager.startswith("forktree-operator"):
@@ -166,12 +183,33 @@ async def busy(whole: Whole) -> None:
     await whole.kubectl("patch", "session", first[1], "--type=merge", '--patch={"spec":{"state":"Released"}}')
     await whole.wait("session", first[1], "jsonpath={.status.phase}=Released")
     await whole.delete("session", first[2])
+    await over_http(whole, first[0])
     await whole.crash_agent()
     await whole.system.operator.kill()
     whole.system.operator.start()
     await whole.forked("three", replicas=2)
     await whole.delete("fork", "three", "--cascade=orphan")
     await whole.delete("session", first[0], "--cascade=orphan")
+
+
+async def over_http(whole: Whole, child: str) -> None:
+    """All that a caller of the HTTP API can have an agent write for it."""
+    told: dict[str, object] = {"labels": {"a": "b"}, "seed": "1", "env": {"A": "b"}}
+    calls: tuple[tuple[str, dict[str, object]], ...] = (
+        ("sessions", {"template_id": "tiny", "name": "trunk", **told}),
+        ("sessions/trunk/score", {"score": 1, "rewards": {"a": 1}}),
+        (f"sessions/{child}/score", {"score": 2, "rewards": {"b": 2}}),
+        ("sessions/trunk/heartbeat", {"ttl_seconds": 3600}),
+        ("sessions/trunk/checkpoints", {"name": "held"}),
+        ("sessions/trunk/fork?record=wait", {"labels": {"c": "d"}}),
+        ("sessions/trunk/pause", {}),
+        ("sessions/trunk/resume", {}),
+        (f"sessions/{child}/pause", {}),
+        (f"sessions/{child}/resume", {}),
+    )
+    for path, body in calls:
+        status, answer = await whole.post(path, body)
+        assert status in {200, 201}, answer
 
 
 @pytest.mark.timeout(600)

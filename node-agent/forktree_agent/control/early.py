@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,7 +28,7 @@ from forktree.models import (
     Session,
     Uid,
 )
-from forktree.models.fork import ForkSource, SourceRef
+from forktree.models.fork import Branch, ForkSource, SourceRef
 from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, ROOT_LABEL
 from forktree_agent.control.births import Births, end_loose, told_of
 from forktree_agent.control.decide_fork import Begin, LiveSource, Refuse, Wait, begin
@@ -92,6 +92,7 @@ class _Known:
     uid: Uid
     above: Uid
     replicas: int
+    labels: Mapping[str, str]
     asked: _Asked | None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """It has its object, or will never have one."""
@@ -115,14 +116,23 @@ class EarlyForks:
         for record in world.records.forks():
             if is_early(record.uid) and record.result is not None:
                 children = len(record.result.children)
-                known = _Known(record.uid, record.above, children, None)
+                known = _Known(record.uid, record.above, children, record.labels, None)
                 self._known[record.namespace, record.name] = known
                 world.newborns.known(record, range(children))
 
     async def fork(
-        self, parent: Session, name: str, replicas: int, *, seen_at: float, deadline: float
+        self,
+        parent: Session,
+        name: str,
+        replicas: int,
+        labels: Mapping[str, str],
+        *,
+        seen_at: float,
+        deadline: float,
     ) -> Outcome | None:
         """Children of `parent`, as soon as all run; the API server is not asked for anything.
+
+        `labels` are those of every child's object, beside ours.
 
         None: this is for a Fork object to ask for, as something has to be waited for or is not known here.
         `seen_at`: monotonic seconds. Whoever asks may go away; the fork is made all the same.
@@ -130,7 +140,7 @@ class EarlyForks:
         world, named = self._world, (parent.metadata.namespace or "", name)
         known = self._known.get(named)
         if known is not None:
-            if (known.above, known.replicas) != (parent.metadata.uid, replicas):
+            if (known.above, known.replicas, known.labels) != (parent.metadata.uid, replicas, labels):
                 return NameTaken()
             return await self._outcome(known, named, made=False)
         taken = world.forks.named(*named) is not None or named in self._others
@@ -138,7 +148,7 @@ class EarlyForks:
             return None
         fork = Fork(
             metadata=ObjectMeta(name=name, namespace=named[0], uid=early_uid()),
-            spec=_spec(parent.metadata.name, parent.metadata.uid, replicas),
+            spec=_spec(parent.metadata.name, parent.metadata.uid, replicas, labels),
         )
         owner = owner_of(parent)
         source = LiveSource(
@@ -156,7 +166,7 @@ class EarlyForks:
                 pass
         made: asyncio.Future[ForkRecord | Refused] = asyncio.get_running_loop().create_future()
         asked = _Asked(fork=fork, plan=plan, seen_at=seen_at, deadline=deadline, made=made)
-        known = self._known[named] = _Known(fork.metadata.uid, parent.metadata.uid, replicas, asked)
+        known = self._known[named] = _Known(fork.metadata.uid, parent.metadata.uid, replicas, labels, asked)
         # By its worker, so that a deletion of what is above ends it as it ends all other work below.
         world.early_work.poke(fork.metadata.uid)
         return await self._outcome(known, named, made=True)
@@ -357,8 +367,12 @@ def above_place(record: ForkRecord) -> Place:
     )
 
 
-def _spec(session: str, uid: Uid, replicas: int) -> ForkSpec:
-    return ForkSpec(source=ForkSource(session=SourceRef(name=session, uid=uid)), replicas=replicas)
+def _spec(session: str, uid: Uid, replicas: int, labels: Mapping[str, str]) -> ForkSpec:
+    return ForkSpec(
+        source=ForkSource(session=SourceRef(name=session, uid=uid)),
+        replicas=replicas,
+        branches=(Branch(labels=dict(labels)),) * replicas if labels else (),
+    )
 
 
 def _object(record: ForkRecord, node: str) -> Fork:
@@ -381,5 +395,5 @@ def _object(record: ForkRecord, node: str) -> Fork:
                 ),
             ),
         ),
-        spec=_spec(record.above_name, record.above, len(record.result.children)),
+        spec=_spec(record.above_name, record.above, len(record.result.children), record.labels),
     )

@@ -7,7 +7,7 @@ Objects of other nodes are not known here; for those, ask the API server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +35,14 @@ class Forking(Protocol):
     """Forks whose objects follow."""
 
     async def fork(
-        self, parent: Session, name: str, replicas: int, *, seen_at: float, deadline: float
+        self,
+        parent: Session,
+        name: str,
+        replicas: int,
+        labels: Mapping[str, str],
+        *,
+        seen_at: float,
+        deadline: float,
     ) -> Outcome | None: ...
 
     async def recorded(self, namespace: str, name: str) -> None: ...
@@ -82,6 +89,10 @@ class Facade:
         newborn = self._known.newborns.find(namespace, name)
         record = None if newborn is None else self._known.records.fork(newborn.fork)
         return None if newborn is None or record is None else self._described(record, newborn)
+
+    def session_of(self, uid: Uid) -> Session | None:
+        """The session of that uid on this node, as last seen."""
+        return self._known.sessions.get(uid)
 
     def why_gone(self, namespace: str, name: str) -> str | None:
         """Why a child of that name is not here any more, which came to nothing before it had an object."""

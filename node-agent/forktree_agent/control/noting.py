@@ -81,6 +81,7 @@ def bound(session: Session, record: ForkRecord, index: int) -> SessionRecord:
 
 def fork_begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
     """A fork whose machines are about to be made. Monotonic seconds, as in its record."""
+    early = is_early(fork.metadata.uid)
     return ForkRecord(
         uid=fork.metadata.uid,
         namespace=fork.metadata.namespace or "",
@@ -92,7 +93,8 @@ def fork_begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
         baseline_id=plan.baseline_id,
         seen_at=seen_at,
         seeds=seeds_of(fork.spec, plan.seed),
-        settled=not is_early(fork.metadata.uid),
+        settled=not early,
+        labels=fork.spec.branch(0).labels if early else {},
         parent_seed=plan.seed,
         parent_env=tuple(each.to_json() for each in plan.env),
     )

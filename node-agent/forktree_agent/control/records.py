@@ -140,6 +140,8 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who was found to have lost, once all commands of its branches were done."""
     point_dropped: bool = False
     """No child of it was left, so its instant is not held any more."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Its user's for every child, where its object is still to be written."""
     born: Uid | None = None
     """What it was called before its object was written; see `early_uid`. None: its object was first."""
     settled: bool = True

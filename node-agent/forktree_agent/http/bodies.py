@@ -130,9 +130,9 @@ async def answer(body: Answer, status: HTTPStatus = HTTPStatus.OK, *, about_byte
     return whole(await asyncio.to_thread(encode, body), status)
 
 
-def array(bodies: list[Any], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def array(bodies: list[Any], *, headers: Mapping[str, str] | None = None) -> web.Response:
     """A JSON array of answers."""
-    return whole(TypeAdapter(list[Any]).dump_json(bodies, exclude_none=True), status)
+    return whole(TypeAdapter(list[Any]).dump_json(bodies, exclude_none=True), HTTPStatus.OK, headers)
 
 
 def refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> web.Response:

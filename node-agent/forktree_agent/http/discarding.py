@@ -9,6 +9,7 @@ from forktree.errors import ForktreeError
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Conflict, NotFound
 from forktree.models import Fork, Session
+from forktree_agent.http.naming import FOR_CALLERS
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,9 @@ async def created(client: KubeClient, wanted: Session) -> Session:
 
     The API server may have made it by then, and only its answer would tell us.
     """
-    making = asyncio.create_task(client.create(wanted), name=f"create-{wanted.metadata.name}")
+    making = asyncio.create_task(
+        client.create(wanted, manager=FOR_CALLERS), name=f"create-{wanted.metadata.name}"
+    )
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:

@@ -6,6 +6,9 @@ import hashlib
 import re
 import secrets
 
+FOR_CALLERS = "forktree-for-callers"
+"""Field manager of what an agent writes because a caller of the HTTP API asked it to."""
+
 _TAG_DIGITS = 6
 _MINTED = re.compile(rf"f-([0-9a-f]{{{_TAG_DIGITS}}})-[0-9a-f]{{10}}-[0-9]{{1,3}}-[0-9a-f]{{5}}")
 

@@ -77,8 +77,8 @@ def document(routes: Iterable[Route], open_routes: Iterable[OpenRoute]) -> Json:
 def _schemas(routes: tuple[Route, ...], open_routes: tuple[OpenRoute, ...]) -> tuple[_Schemas, Json]:
     """A reference to each model that is sent either way, and the components that they refer to."""
     sent: dict[type[BaseModel], Literal["validation", "serialization"]] = {ErrorBody: "serialization"}
-    for route in (*routes, *open_routes):
-        for model in _models(shape for shapes in route.answers.values() for shape in shapes):
+    for answers in (*(each.answers for each in routes), *(each.answers for each in open_routes)):
+        for model in _models(shape for shapes in answers.values() for shape in shapes):
             sent[model] = "serialization"
     for route in routes:
         for asked in (route.body, route.query):

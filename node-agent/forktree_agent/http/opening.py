@@ -13,6 +13,7 @@ from forktree.models.session import TemplateRef
 from forktree.wire import CreateSession, SessionCreated
 from forktree_agent.http.discarding import created, discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
+from forktree_agent.http.forking import variables
 from forktree_agent.http.waiting import Vanished, until
 
 WAIT_SECONDS = 110.0
@@ -68,8 +69,14 @@ async def _object(client: KubeClient, namespace: str, request: CreateSession) ->
         sentence = f"there is no template {request.template_id} in the namespace {namespace}"
         raise Refusal(Code.NO_TEMPLATE, sentence) from err
     wanted = Session(
-        metadata=ObjectMeta(name=request.name or f"sess-{secrets.token_hex(8)}", namespace=namespace),
-        spec=SessionSpec(template_ref=TemplateRef(name=request.template_id)),
+        metadata=ObjectMeta(
+            name=request.name or f"sess-{secrets.token_hex(8)}", namespace=namespace, labels=request.labels
+        ),
+        spec=SessionSpec(
+            template_ref=TemplateRef(name=request.template_id),
+            seed=request.seed,
+            env=variables(request.env),
+        ),
     )
     try:
         return await created(client, wanted), True
@@ -79,10 +86,23 @@ async def _object(client: KubeClient, namespace: str, request: CreateSession) ->
         except NotFound:
             sentence = f"session {wanted.metadata.name} is being deleted; ask again"
             raise Refusal(Code.CONFLICT, sentence) from err
-        if present.spec.template_ref != wanted.spec.template_ref:
-            sentence = f"a session {wanted.metadata.name} exists already and is not of this template"
+        if not _same(present, wanted):
+            sentence = (
+                f"a session {wanted.metadata.name} exists already and is not of this template, or is told"
+                " something else"
+            )
             raise Refusal(Code.CONFLICT, sentence) from err
         return present, False
+
+
+def _same(present: Session, wanted: Session) -> bool:
+    """Its labels may be changed later, so only those asked for must be there."""
+    ours, theirs = wanted.spec, present.spec
+    return (ours.template_ref, ours.seed, ours.env) == (
+        theirs.template_ref,
+        theirs.seed,
+        theirs.env,
+    ) and wanted.metadata.labels.items() <= present.metadata.labels.items()
 
 
 def _settled(session: Session) -> bool:

@@ -12,7 +12,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -65,6 +65,17 @@ class Errand:
     """What the request is about, for sentences: `session a`."""
     deadline: float
     """For all of it, in loop time."""
+    body: bytes | None = None
+    """What is POSTed. None: the request as it came, and what it held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the owner answered."""
+
+    status: int
+    content: bytes
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,12 @@ class Proxy:
             yield cls(client, node_name, http)
 
     async def forward(self, request: web.Request, errand: Errand) -> web.Response:
-        """The owner's answer to `request`, whatever it is. If the caller goes away, the owner hears of it.
+        """The owner's answer to `request`, as an answer of ours. Raises what `ask` does."""
+        told = await self.ask(request, errand)
+        return bodies.whole(told.content, told.status, told.headers)
+
+    async def ask(self, request: web.Request, errand: Errand) -> Told:
+        """The owner's answer, whatever it is. If the caller goes away, the owner hears of it.
 
         Raises `Refusal`: `wrong_node` where the owner cannot be found, `upstream_error` where it does not
         answer; it may have begun then. And what `bodies.raw` raises.
@@ -118,14 +134,15 @@ class Proxy:
             "Content-Type": "application/json",
             HOP_HEADER: self._node_name,
         }
-        if IDEMPOTENCY_KEY in request.headers:
+        if IDEMPOTENCY_KEY in request.headers and errand.body is None:
             headers[IDEMPOTENCY_KEY] = request.headers[IDEMPOTENCY_KEY]
-        body = await bodies.raw(request)  # Here already where the handler had a use for it.
+        # Here already where the handler had a use for it.
+        body = await bodies.raw(request) if errand.body is None else errand.body
         try:
             async with (
                 asyncio.timeout_at(errand.deadline),
                 self._http.request(
-                    request.method,
+                    request.method if errand.body is None else "POST",
                     url,
                     data=body or None,
                     headers=headers,
@@ -148,7 +165,7 @@ class Proxy:
             answer.headers.get("X-Request-Id"),
         )
         passed = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-        return bodies.whole(content, answer.status, passed)
+        return Told(status=answer.status, content=content, headers=passed)
 
     async def _peer(self, errand: Errand) -> _Peer:
         """The agent of the errand's node, by the ForkNode of that name."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from forktree.wire import Query
 from forktree_agent.http.bodies import refusal_of
-from forktree_agent.http.errors import Code, Refusal, shown
+from forktree_agent.http.errors import Code, Refusal
 
 QueryT = TypeVar("QueryT", bound=Query)
 
@@ -17,13 +17,14 @@ QueryT = TypeVar("QueryT", bound=Query)
 def read(request: web.Request, model: type[QueryT]) -> QueryT:
     """The query as `model`. Raises `Refusal` with the first thing wrong."""
     given: dict[str, str | list[str]] = {}
-    for key in request.query:
-        values = request.query.getall(key)
-        if key in model.model_fields and get_origin(model.model_fields[key].annotation) is tuple:
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        values = request.query.getall(key, [])
+        if values and get_origin(field.annotation) is tuple:
             given[key] = values
         elif len(values) > 1:
-            raise Refusal(Code.BAD_REQUEST, f"`{shown(key)}` is given twice")
-        else:
+            raise Refusal(Code.BAD_REQUEST, f"`{key}` is given twice")
+        elif values:
             given[key] = values[0]
     try:
         query = model.model_validate(given)

@@ -17,11 +17,31 @@ from forktree.kube.client import KubeClient
 from forktree_agent.control.facade import Facade
 from forktree_agent.http import bodies, openapi
 from forktree_agent.http.auth import Gate
-from forktree_agent.http.handlers import commands, forks, health, sessions
+from forktree_agent.http.handlers import (
+    batches,
+    checkpoints,
+    commands,
+    forks,
+    health,
+    sessions,
+    states,
+    templates,
+    trees,
+)
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.table import OpenRoute, Parts, Raw, Route, checked
+from forktree_agent.http.tree_watching import Watchers
 
-ROUTES: Final[tuple[Route, ...]] = (*sessions.ROUTES, *commands.ROUTES, *forks.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *sessions.ROUTES,
+    *commands.ROUTES,
+    *forks.ROUTES,
+    *trees.ROUTES,
+    *states.ROUTES,
+    *checkpoints.ROUTES,
+    *batches.ROUTES,
+    *templates.ROUTES,
+)
 
 
 async def _openapi(_: web.Request) -> web.Response:
@@ -48,7 +68,7 @@ class Api:
     """All handlers. It holds nothing but what it was given, and the gate's short memory."""
 
     def __init__(self, client: KubeClient, facade: Facade, proxy: Proxy) -> None:
-        self._parts = Parts(client=client, facade=facade, proxy=proxy, gate=Gate(client))
+        self._parts = Parts(client=client, facade=facade, proxy=proxy, gate=Gate(client), watchers=Watchers())
 
     def routes(self) -> list[web.RouteDef]:
         """Every path, under each prefix that it has."""

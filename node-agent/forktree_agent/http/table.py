@@ -22,6 +22,7 @@ from forktree_agent.http.auth import Caller, Gate
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
 from forktree_agent.http.requests import SEEN
+from forktree_agent.http.tree_watching import Watchers
 
 NDJSON: Final = "application/x-ndjson"
 
@@ -99,6 +100,18 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         code=Code.NOT_FOUND,
         sentence="no fork can have that name",
     ),
+    "template_id": Parameter(
+        meaning="Name of the SessionTemplate.",
+        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+        code=Code.NO_TEMPLATE,
+        sentence="no template can have that name",
+    ),
+    "checkpoint": Parameter(
+        meaning="What the checkpoint is called.",
+        pattern=_LABEL,
+        code=Code.NOT_FOUND,
+        sentence="no checkpoint can have that name",
+    ),
     "index": Parameter(
         meaning="Which of the Fork's children, from 0.",
         pattern=r"0|[1-9][0-9]{0,2}",
@@ -108,7 +121,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 """Every one that a path may have."""
 
-_NAMED: Final = {"sessions": "session_id", "forks": "fork_id"}
+_NAMED: Final = {"sessions": "session_id", "forks": "fork_id", "sessiontemplates": "template_id"}
 """By which parameter a path names an object of a resource."""
 
 
@@ -120,6 +133,7 @@ class Parts:
     facade: Facade
     proxy: Proxy
     gate: Gate
+    watchers: Watchers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +212,19 @@ class Asked:
         assert model is self.route.query, f"{self.route.path} declares another query"
         return queries.read(self.request, model)
 
+    async def still_may(self) -> None:
+        """Return if the caller may still do this, as a long answer asks now and then. Raises `Refusal`."""
+        await self.parts.gate.caller(self.request.headers.get("Authorization"))
+        for right in self.route.rights:
+            await self.permit(right.verb, right.resource, _named(right, self.request))
+
+    async def permit(self, verb: str, resource: str, name: str = "") -> None:
+        """Return if the caller may also do this; `name`: the object, empty for any. Raises `Refusal`."""
+        plural, _, subresource = resource.partition("/")
+        await self.parts.gate.permit(
+            self.caller, verb, self.namespace, resource=plural, name=name, subresource=subresource
+        )
+
     async def hand_on(self, node: str, path: str, subject: str, *, end_by: float) -> web.Response:
         """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself.
 
@@ -223,21 +250,12 @@ def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web
     async def handler(request: web.Request) -> web.StreamResponse:
         caller = await parts.gate.caller(request.headers.get("Authorization"))
         namespace = _namespace(request, caller)
+        asked = Asked(parts=parts, route=route, request=request, caller=caller, namespace=namespace)
         for right in route.rights:
-            resource, _, subresource = right.resource.partition("/")
-            await parts.gate.permit(
-                caller,
-                right.verb,
-                namespace,
-                resource=resource,
-                name=_named(right, request),
-                subresource=subresource,
-            )
+            await asked.permit(right.verb, right.resource, _named(right, request))
         for name in parameters:
             _check(PARAMETERS[name], request.match_info[name], namespace)
-        return await route.handler(
-            Asked(parts=parts, route=route, request=request, caller=caller, namespace=namespace)
-        )
+        return await route.handler(asked)
 
     parameters = route.parameters
     return handler

@@ -132,14 +132,21 @@ class KubeClient:
             if not page.continue_:
                 return items, page.resource_version
 
-    async def create(self, obj: ObjectT, *, deadline: float | None = None) -> ObjectT:
-        """Create the object and return it as the server keeps it. Its status is not sent."""
+    async def create(
+        self, obj: ObjectT, *, manager: str | None = None, deadline: float | None = None
+    ) -> ObjectT:
+        """Create the object and return it as the server keeps it. Its status is not sent.
+
+        `manager`: who it is said to be by; None: the name of this program.
+        """
         path = obj.collection_path(obj.metadata.namespace)
         if obj.resource.namespaced and obj.metadata.namespace is None:
             raise ValueError(
                 f"a {obj.resource.kind} is created in a namespace, and {obj.metadata.name} has none"
             )
-        return decode(type(obj), await self.raw("POST", path, obj.manifest(), deadline=deadline))
+        query = None if manager is None else {"fieldManager": manager}
+        answer = await self.raw("POST", path, obj.manifest(), query=query, deadline=deadline)
+        return decode(type(obj), answer)
 
     async def delete(
         self,
@@ -167,11 +174,18 @@ class KubeClient:
         body: Mapping[str, object],
         *,
         subresource: Subresource | None = None,
+        manager: str | None = None,
         deadline: float | None = None,
     ) -> ObjectT:
-        """Change what `body` names; null clears. `metadata.resourceVersion` or `uid` in it must hold."""
+        """Change what `body` names; null clears. `metadata.resourceVersion` or `uid` in it must hold.
+
+        `manager`: who it is said to be by; None: the name of this program.
+        """
         path = _path(model, namespace, name, subresource)
-        answer = await self.raw("PATCH", path, body, content_type=_MERGE_PATCH, deadline=deadline)
+        query = None if manager is None else {"fieldManager": manager}
+        answer = await self.raw(
+            "PATCH", path, body, query=query, content_type=_MERGE_PATCH, deadline=deadline
+        )
         return decode(model, answer)
 
     async def replace_status(

@@ -6,10 +6,20 @@ from typing import Final
 
 from forktree.models.base import Uid
 
+OUR_LABELS: Final = "forktree.dev/"
+"""What the names of our own labels begin with."""
 ROOT_LABEL: Final = "forktree.dev/root"
 """On every Session and Fork below a root: the root's uid."""
 FORK_LABEL: Final = "forktree.dev/fork"
 """On every child: the name of the Fork it was started by."""
+CHECKPOINT_LABEL: Final = "forktree.dev/checkpoint"
+"""On a Fork that is a checkpoint: what its session's user calls it."""
+CHECKPOINT_OF_LABEL: Final = "forktree.dev/checkpoint-of"
+"""On the same: the uid of the session."""
+CHECKPOINT_AT_LABEL: Final = "forktree.dev/checkpoint-at"
+"""On the same: when it was asked for, in microseconds of its agent's clock. Objects know seconds."""
+HEARTBEAT_LABEL: Final = "forktree.dev/heartbeat"
+"""On a Lease that an agent renews for its caller. Agents write no others but their own."""
 HEARTBEAT_ANNOTATION: Final = "forktree.dev/heartbeat-lease"
 """On a root, set by its user: the name of a Lease in its namespace, by custom `<root>-heartbeat`. While that
 is renewed the tree lives; not renewed for its `leaseDurationSeconds`, the tree is deleted."""

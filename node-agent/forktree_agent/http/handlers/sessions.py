@@ -12,8 +12,10 @@ from aiohttp import web
 from forktree.kube.errors import NotFound
 from forktree.models import Session
 from forktree.wire import CreateSession, SessionCreated, SessionDeleted, SessionInfo, SessionMemory
+from forktree.wire_trees import CONTINUE, SessionsQuery
 from forktree_agent.http import bodies, forking, locating, repeating, weighing
 from forktree_agent.http.describing import describe_all, describe_newborn, describe_one
+from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.locating import no_such_session
 from forktree_agent.http.opening import open_session
 from forktree_agent.http.proxying import HOP_SECONDS
@@ -29,7 +31,31 @@ async def _create(asked: Asked) -> web.Response:
 
 
 async def _list(asked: Asked) -> web.Response:
-    return bodies.array(await describe_all(asked.client, asked.namespace, datetime.now(UTC)))
+    query = asked.query(SessionsQuery)
+    labels = [_label(each) for each in query.label]
+    found = await describe_all(asked.client, asked.namespace, datetime.now(UTC))
+    # By name, so that it is known where to go on whatever comes and goes meanwhile.
+    found = sorted(
+        (
+            each
+            for each in found
+            if query.template_id in {None, each.template_id}
+            and query.root in {None, each.root}
+            and all((each.labels or {}).get(key) == text for key, text in labels)
+            and (query.continue_ is None or each.session_id > query.continue_)
+        ),
+        key=lambda each: each.session_id,
+    )
+    shown = found[: query.limit]
+    more = {CONTINUE: shown[-1].session_id} if len(shown) < len(found) else None
+    return bodies.array(shown, headers=more)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise Refusal(Code.BAD_REQUEST, "`label` must be like team=search")
+    return key, value
 
 
 async def _get(asked: Asked) -> web.Response:
@@ -43,7 +69,7 @@ async def _get(asked: Asked) -> web.Response:
         if found.metadata.uid:
             raise no_such_session(asked.session_id, asked.namespace) from err
         return await bodies.answer(describe_newborn(asked.facade, found, datetime.now(UTC)))
-    return await bodies.answer(await describe_one(asked.client, session, datetime.now(UTC)))
+    return await bodies.answer(await describe_one(asked.client, asked.facade, session, datetime.now(UTC)))
 
 
 async def _delete(asked: Asked) -> web.Response:
@@ -85,6 +111,7 @@ ROUTES: Final = (
         summary="The sessions of the namespace",
         handler=_list,
         rights=(Right("list", "sessions"),),
+        query=SessionsQuery,
         answers={HTTPStatus.OK: (Each(SessionInfo),)},
     ),
     Route(
