@@ -99,12 +99,16 @@ def names_among(sessions: Sequence[Session], templates: Mapping[str, str]) -> It
     """The names for each of `sessions`, where those above are among them. `templates`: names by uid."""
     names = {session.metadata.uid: session.metadata.name for session in sessions}
     for session in sessions:
-        is_root, root = session.spec.is_root, session.status.root
         yield Names(
             template=_template_of(session, templates),
-            parent=names.get(session.status.parent) if session.status.parent else None,
-            root=session.metadata.name if is_root else names.get(root or Uid("")),
+            parent=names.get(session.status.parent or Uid("")),
+            root=session.metadata.name if session.spec.is_root else names.get(root_uid(session)),
         )
+
+
+def root_uid(item: Session | Fork) -> Uid:
+    """Of the session at the top of its tree, which a child says from its first moment; empty: not known."""
+    return item.status.root or Uid(item.metadata.labels.get(ROOT_LABEL, ""))
 
 
 async def root_name(client: KubeClient, facade: Facade, session: Session) -> str | None:
@@ -119,7 +123,7 @@ async def root_of(client: KubeClient, facade: Facade, item: Session | Fork) -> S
     """The session at the top of its tree; None where that is gone, or not known yet."""
     if isinstance(item, Session) and item.spec.is_root:
         return item
-    uid = item.status.root or Uid(item.metadata.labels.get(ROOT_LABEL, ""))
+    uid = root_uid(item)
     known = facade.session_of(uid)
     if known is not None or not uid:
         return known

@@ -17,6 +17,7 @@ from forktree.wire_trees import ForkSeen, Gone, SessionSeen, Synced
 from forktree_agent.http.describing import Names, describe
 from forktree_agent.http.describing_forks import describe_fork, parent_among
 from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.trees import with_parent
 
 WATCHED_AT_ONCE = 64
 """Trees that are watched by callers of one agent. Each costs three watches at the API server."""
@@ -54,30 +55,33 @@ class _View:
     root: Session
     sessions: dict[Uid, Session] = field(default_factory=dict[Uid, Session])
     forks: dict[Uid, Fork] = field(default_factory=dict[Uid, Fork])
+    named: dict[str, Fork] = field(default_factory=dict[str, Fork])
     unlisted: set[str] = field(default_factory=lambda: {"root", "sessions", "forks"})
 
     def names(self, session: Session) -> Names:
         reference = self.root.spec.template_ref
         parent = self.sessions.get(session.status.parent or Uid(""))
-        return Names(
+        names = Names(
             template="" if reference is None else reference.name,
             parent=None if parent is None else parent.metadata.name,
             root=self.root.metadata.name,
         )
+        return with_parent(session, names, self.named)
 
     def changed(self, item: Session | Fork, now: datetime) -> Answer:
         if isinstance(item, Session):
             self.sessions[item.metadata.uid] = item
             return SessionSeen(session=describe(item, now, self.names(item)))
-        self.forks[item.metadata.uid] = item
-        named = {fork.metadata.name: fork for fork in self.forks.values()}
-        return ForkSeen(fork=describe_fork(item, now, parent=parent_among(item, named)))
+        self.forks[item.metadata.uid] = self.named[item.metadata.name] = item
+        return ForkSeen(fork=describe_fork(item, now, parent=parent_among(item, self.named)))
 
     def gone(self, item: Session | Fork) -> Answer | None:
         known: dict[Uid, Session] | dict[Uid, Fork]
         known = self.sessions if isinstance(item, Session) else self.forks
         if known.pop(item.metadata.uid, None) is None:
             return None
+        if isinstance(item, Fork):
+            self.named.pop(item.metadata.name, None)
         return Gone(kind="session" if isinstance(item, Session) else "fork", id=item.metadata.name)
 
 

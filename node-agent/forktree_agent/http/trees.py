@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from forktree.kube.client import KubeClient
 from forktree.models import Fork, Session, SessionPhase, Uid
 from forktree.models.names import ROOT_LABEL
-from forktree.wire import SessionInfo
 from forktree.wire_trees import ForkInfo, TreeInfo, TreeSession, TreeTotals
 from forktree_agent.control.facade import Facade
 from forktree_agent.engine.contract import MemoryUse
-from forktree_agent.http.describing import Names, describe, names_among, root_of, told
+from forktree_agent.http.describing import Names, names_among, root_of, root_uid, told
 from forktree_agent.http.describing_forks import describe_fork, holds_point, parent_among
 
 LIVE = {SessionPhase.RUNNING, SessionPhase.PAUSED}
@@ -34,7 +34,7 @@ class Grown:
 async def grown(client: KubeClient, facade: Facade, session: Session, *, below: bool) -> Grown:
     """The whole tree that `session` is in, or what is `below` it, itself included."""
     root = await root_of(client, facade, session)
-    uid = session.status.root or session.metadata.uid if root is None else root.metadata.uid
+    uid = root_uid(session) if root is None else root.metadata.uid
     namespace, selector = session.metadata.namespace, f"{ROOT_LABEL}={uid}"
     labelled, _ = await client.list(Session, namespace, label_selector=selector)
     forks, _ = await client.list(Fork, namespace, label_selector=selector)
@@ -52,37 +52,49 @@ def _known(top: Session, sessions: tuple[Session, ...], forks: tuple[Fork, ...],
     }
     named = {fork.metadata.name: fork for fork in forks}
     names = {
-        session.metadata.uid: found
+        session.metadata.uid: with_parent(session, found, named)
         for session, found in zip(sessions, names_among(sessions, uids), strict=True)
     }
     parents = {fork.metadata.uid: parent_among(fork, named) for fork in forks}
     if below:
-        kept = _below(top, sessions)
-        sessions = tuple(each for each in sessions if each.metadata.uid in kept)
-        held = {each.metadata.name for each in sessions}
-        forks = tuple(fork for fork in forks if parents[fork.metadata.uid] in held)
-    ordered = sorted(sessions, key=lambda each: (each.status.depth or 0, each.metadata.name))
+        kept = _below(top, sessions, names)
+        sessions = tuple(each for each in sessions if each.metadata.name in kept)
+        forks = tuple(fork for fork in forks if parents[fork.metadata.uid] in kept)
     return Grown(
         top=top,
-        sessions=tuple(ordered),
-        forks=tuple(sorted(forks, key=lambda each: (each.status.depth or 0, each.metadata.name))),
+        sessions=tuple(sorted(sessions, key=_order)),
+        forks=tuple(sorted(forks, key=_order)),
         names=names,
         parents=parents,
     )
 
 
-def _below(top: Session, sessions: Iterable[Session]) -> set[Uid]:
-    children: dict[Uid, list[Uid]] = {}
+def with_parent(session: Session, names: Names, forks: Mapping[str, Fork]) -> Names:
+    """A child that was just born says which fork made it, and not yet of whom."""
+    reference = session.spec.fork_ref
+    fork = None if reference is None or names.parent is not None else forks.get(reference.name)
+    return names if fork is None else replace(names, parent=parent_among(fork, forks))
+
+
+def _order(item: Session | Fork) -> tuple[int, str]:
+    """From the top down. What says nothing of its depth yet has nothing below it."""
+    depth = item.status.depth
+    return (sys.maxsize if depth is None else depth, item.metadata.name)
+
+
+def _below(top: Session, sessions: Iterable[Session], names: Mapping[Uid, Names]) -> set[str]:
+    children: dict[str, list[str]] = {}
     for each in sessions:
-        if each.status.parent is not None:
-            children.setdefault(each.status.parent, []).append(each.metadata.uid)
-    found: set[Uid] = set()
-    waiting = [top.metadata.uid]
+        parent = names[each.metadata.uid].parent
+        if parent is not None:
+            children.setdefault(parent, []).append(each.metadata.name)
+    found: set[str] = set()
+    waiting = [top.metadata.name]
     while waiting:
-        uid = waiting.pop()
-        if uid not in found:
-            found.add(uid)
-            waiting += children.get(uid, [])
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += children.get(name, [])
     return found
 
 
@@ -109,10 +121,6 @@ def shown(tree: Grown, now: datetime, memory: Mapping[Uid, MemoryUse]) -> TreeIn
             point_bytes=sum(each.status.point_bytes or 0 for each in tree.forks if holds_point(each)),
         ),
     )
-
-
-def session_shown(tree: Grown, session: Session, now: datetime) -> SessionInfo:
-    return describe(session, now, tree.names[session.metadata.uid])
 
 
 def fork_shown(tree: Grown, fork: Fork, now: datetime) -> ForkInfo:
