@@ -57,15 +57,19 @@ class Lifesigns:
         self._signs[name] = _Sign(spec.renew_time, held, duration_seconds, since)
         return old is None or self._state(old, now) is not AgentState.FRESH
 
-    def relist(self, leases: Iterable[Lease], nodes: Iterable[str], now: float, wall_clock: datetime) -> None:
-        """Take note of all Leases there are. Agents of `nodes` without one are silent from the first look."""
+    def relist(self, leases: Iterable[Lease], nodes: Iterable[str], now: float, wall_clock: datetime) -> bool:
+        """Take note of all Leases there are. Agents of `nodes` without one are silent from the first look.
+
+        True if any agent was silent until now and is heard.
+        """
         looked_seconds_ago = now - self._last_look
+        heard = False
         present: set[str] = set()
         for lease in leases:
             if not lease.metadata.name.startswith(agent_lease_name("")):
                 continue  # The operator's own lives in the same namespace.
             present.add(lease.metadata.name)
-            self.observe(lease, now, wall_clock)
+            heard |= self.observe(lease, now, wall_clock)
         wanted = {agent_lease_name(node) for node in nodes} - present
         for name in self._signs.keys() - present - wanted:
             del self._signs[name]
@@ -78,6 +82,7 @@ class Lifesigns:
                 # Nobody can renew a Lease while the API server is away: give each one more duration.
                 self._signs[name] = replace(sign, since=max(sign.since, now - sign.duration_seconds))
         self._last_look = now
+        return heard
 
     def state(self, node: str, now: float) -> AgentState:
         """How `node`'s agent stands. One that nothing is known of is `Stale`."""

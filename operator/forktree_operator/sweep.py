@@ -99,7 +99,8 @@ class Sweep:
             async for event in events:
                 match event:
                     case Listed(objects):
-                        self._note_leases(objects)
+                        if self._note_leases(objects):
+                            self.soon()  # As below: a watch that begins again sees it by its list.
                     case Changed(lease) if lease.metadata.name.startswith(agent_lease_name("")):
                         now = asyncio.get_running_loop().time()
                         if self._lifesigns.observe(lease, now, datetime.now(UTC)):
@@ -107,9 +108,10 @@ class Sweep:
                     case Changed() | Deleted():
                         pass  # A deletion is silence like any other, and the next round sees it.
 
-    def _note_leases(self, leases: Iterable[Lease]) -> None:
+    def _note_leases(self, leases: Iterable[Lease]) -> bool:
+        """Whether an agent that was silent until now is heard."""
         now = asyncio.get_running_loop().time()
-        self._lifesigns.relist(leases, self._nodes.names(), now, datetime.now(UTC))
+        return self._lifesigns.relist(leases, self._nodes.names(), now, datetime.now(UTC))
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()

@@ -19,7 +19,7 @@ import pytest
 
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
-from forktree.kube.errors import NotFound, Unavailable
+from forktree.kube.errors import NoRight, NotFound, Unavailable
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models.base import ApiObject, ObjectMeta
 from forktree.models.conditions import Condition, ConditionStatus, ConditionType
@@ -260,7 +260,7 @@ class OperatorRig:
     async def _beat(self, name: str) -> None:
         while True:
             await asyncio.sleep(LEASE_SECONDS / 6)
-            with suppress(Unavailable):  # A test may end the API server.
+            with suppress(Unavailable, NoRight):  # A test may end the API server; a new one refuses at first.
                 await self._renew(name)
 
     async def _renew(self, name: str) -> None:

@@ -61,6 +61,13 @@ def test_an_agent_that_comes_back_is_told_of() -> None:
     assert states(signs, 161) == [AgentState.FRESH]
 
 
+def test_an_agent_that_comes_back_is_told_of_also_where_a_list_shows_it() -> None:
+    signs = Lifesigns()
+    assert signs.relist([lease(0)], ["n1"], 100.0, WALL)
+    assert not signs.relist([lease(5)], ["n1"], 105.0, WALL)
+    assert signs.relist([lease(60)], ["n1"], 160.0, WALL)
+
+
 def test_a_lease_without_a_holder_gives_no_work() -> None:
     signs = Lifesigns()
     signs.observe(lease(0, holder=""), 100.0, WALL)
