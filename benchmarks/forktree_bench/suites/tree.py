@@ -15,6 +15,7 @@ from forktree_bench.forks_seen import Milestone
 from forktree_bench.report import Report
 from forktree_bench.stand import NAMESPACE, Stand, fork_object
 from forktree_bench.suite import Scope, Suite
+from forktree_bench.suites import at_once
 from forktree_dev.demo.machines import Ends
 from forktree_dev.system import Sizes
 
@@ -75,6 +76,7 @@ async def run(report: Report, scope: Scope) -> None:
         await _objects(running, report, scope)
         await _kubectl(running, report, scope)
         await _http(running, report, scope)
+        await at_once.run(running, report, scope)
         await _delete(running, report, scope)
 
 
@@ -248,7 +250,7 @@ async def _alone(stand: Stand) -> AsyncGenerator[None]:
 
 SUITE = Suite(
     name="tree",
-    measures="a whole system: Fork objects, HTTP forks, and a tree of a hundred deleted",
+    measures="a whole system: Fork objects, HTTP forks, many callers at once, a tree of a hundred deleted",
     run=run,
     seconds=180,
 )
