@@ -7,6 +7,7 @@ is an error and not a silently different run; answers may grow keys, so clients 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
@@ -49,6 +50,16 @@ def _dns_label(longest: int) -> Callable[[str], str]:
 
     return check
 
+
+def _base64(value: str) -> str:
+    try:
+        base64.b64decode(value, validate=True)
+    except ValueError:
+        raise ValueError("must be base64") from None
+    return value
+
+
+Base64 = Annotated[str, AfterValidator(_base64)]
 
 SessionName = Annotated[str, AfterValidator(_dns_label(63))]
 
@@ -245,13 +256,27 @@ class Exec(Request):
     cwd: str | None = Field(default=None, min_length=1, max_length=4096)
     stdin: str = ""
     """Sent as UTF-8."""
+    stdin_base64: Base64 = ""
+    """The same for bytes that are no text. Only one of the two."""
+    stdin_open: bool = False
+    """More input follows by `POST …/execs/{id}/stdin` until that closes it. For `detach` and `stream`."""
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     """Seconds in the guest until the command is killed; the answer then says `timed_out`."""
+    detach: bool = False
+    """Answer as soon as the command runs, with its id. It is tied to nobody, and runs to its end."""
+    stream: bool = False
+    """The same, but answer with what it writes as it comes: one JSON object a line, see `wire_exec`."""
 
     @model_validator(mode="after")
-    def _one_command(self) -> Self:
+    def _one_of_each(self) -> Self:
         if (self.command is None) == (self.argv is None):
             raise ValueError("give exactly one of `command` and `argv`")
+        if self.stdin and self.stdin_base64:
+            raise ValueError("give at most one of `stdin` and `stdin_base64`")
+        if self.detach and self.stream:
+            raise ValueError("give at most one of `detach` and `stream`")
+        if self.stdin_open and not (self.detach or self.stream):
+            raise ValueError("`stdin_open` needs `detach` or `stream`")
         return self
 
     @field_validator("command", "cwd")
@@ -277,6 +302,10 @@ class Exec(Request):
                     "names must be non-empty and without `=`, and nothing may contain a NUL character"
                 )
         return value
+
+    def input(self) -> bytes:
+        """What is sent with it."""
+        return base64.b64decode(self.stdin_base64) if self.stdin_base64 else self.stdin.encode()
 
     def arguments(self) -> tuple[str, ...]:
         """What is executed."""
@@ -406,12 +435,35 @@ WAIT_SECONDS_MAX = 110.0
 class AttachQuery(Query):
     wait_seconds: float = Field(default=0.0, ge=0, le=WAIT_SECONDS_MAX)
     """How long to wait for the end of a command; by custom not at all."""
+    stream: bool = False
+    """Answer with what the command writes, from the offsets on, as it comes: see `wire_exec`."""
+    stdout_offset: int = Field(default=0, ge=0, lt=1 << 62)
+    """How many bytes of its standard output the caller has already."""
+    stderr_offset: int = Field(default=0, ge=0, lt=1 << 62)
+    """The same of its standard error."""
+
+
+class ExecInfo(Answer):
+    """One command, as far as this session's node knows it."""
+
+    id: str
+    state: Literal["running", "ended"]
+    exit_code: int | None = None
+    """As in `ExecFinished`. Unset while it runs, and where it could not be started."""
+    timed_out: bool | None = None
+    started_secs_ago: float | None = None
+    """Unset where it began elsewhere: in the session's parent, or under an agent before this one."""
+    stdout_bytes: int
+    """What it has written, as far as that is known: of one that began elsewhere, since it was last seen."""
+    stderr_bytes: int
 
 
 class ExecList(Answer):
-    """`GET …/sessions/{id}/execs`: the commands that run there, and those that ran there at its fork."""
+    """`GET …/sessions/{id}/execs`: commands that run there, those that ran there at its fork, and detached
+    and streamed ones that ended in the last ten minutes."""
 
     ids: tuple[str, ...]
+    execs: tuple[ExecInfo, ...] = ()
 
 
 class SessionMemory(Answer):

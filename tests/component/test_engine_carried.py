@@ -35,12 +35,16 @@ async def begun(
     return running
 
 
+def ids(node: Node, machine: Machine) -> tuple[str, ...]:
+    return tuple(each.id for each in node.engine.execs(machine.id))
+
+
 async def test_a_command_goes_on_in_every_child_under_its_id_with_an_end_of_its_own(node: Node) -> None:
     parent = await node.root()
     running = await begun(node, parent, "work")
-    assert node.engine.execs(parent.id) == ("work",)
+    assert ids(node, parent) == ("work",)
     first, second = (await node.fork(parent, 2)).children
-    assert node.engine.execs(first.id) == node.engine.execs(second.id) == ("work",)
+    assert ids(node, first) == ids(node, second) == ("work",)
     with pytest.raises(DeadlineExceeded):  # It has not ended, and giving up leaves it alone.
         await node.engine.attach(first.id, "work", deadline=soon() - 119.5)
 
@@ -108,7 +112,7 @@ async def test_a_command_outlives_the_agent_that_began_it(tmp_path: Path) -> Non
             await running
         async with engine_on(socket_path, journal) as second:
             assert await second.sh(machine, "echo go > /tmp/go; echo asked") == "asked\n"
-            assert second.engine.execs(machine.id) == ("work",)
+            assert ids(second, machine) == ("work",)
             ended = await second.engine.attach(machine.id, "work", deadline=soon())
             assert (ended.stdout, ended.exit_code) == (b"go\n", 5)
             await second.engine.release(machine.id)

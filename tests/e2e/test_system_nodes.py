@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -203,6 +207,39 @@ async def test_any_agent_answers_for_the_sessions_of_all(pair: Pair) -> None:
         async with whole.http.delete(f"{whole.node.url}/ns/{NAMESPACE}/v1/sessions/{elsewhere}") as deleted:
             assert deleted.status == 200
     await until(lambda: not any(pair.machines().values()))
+
+
+async def test_what_is_streamed_comes_through_another_nodes_agent_as_it_is_made(pair: Pair) -> None:
+    roots = await pair.roots("left", "right")
+    asked, there = NODES
+    whole, root = pair.by[asked], roots[there]
+    base = f"{whole.node.url}/ns/{NAMESPACE}/v1/sessions/{root}"
+    body = {"command": "echo one; until [ -e /go ]; do usleep 20000; done; exit 5", "stream": True, "id": "a"}
+    async with whole.http.post(f"{base}/exec", json=body) as answer:
+        assert answer.content_type == "application/x-ndjson"
+        started, output = [json.loads(await answer.content.readline()) for _ in range(2)]
+        assert (started["id"], base64.b64decode(output["data_base64"])) == ("a", b"one\n")
+        content = os.urandom(1 << 20) * 5  # The command waits for this file, so neither is held whole.
+        async with whole.http.put(f"{base}/files", params={"path": "/go"}, data=content) as written:
+            assert (await written.json())["sha256"] == hashlib.sha256(content).hexdigest()
+        lines = [json.loads(line) async for line in answer.content]
+        assert (lines[-1]["type"], lines[-1]["exit_code"]) == ("end", 5)
+    async with whole.http.get(f"{base}/execs/a?stream=1&stdout_offset=2") as again:
+        assert b'"exit_code":5' in await again.read()
+    async with whole.http.get(f"{base}/files", params={"path": "/go"}) as read:
+        assert (read.content_length, await read.read() == content) == (len(content), True)
+    async with whole.http.get(f"{base}/files", params={"path": "/none"}) as read:
+        assert (read.status, (await read.json())["code"]) == (404, "not_found")
+    async with whole.http.get(f"{base}/tar", params={"path": "/etc"}) as read:
+        packed = await read.read()
+    async with whole.http.put(f"{base}/tar", params={"path": "/copy"}, data=packed) as unpacked:
+        assert (await unpacked.json())["bytes"] == len(packed)
+    async with whole.http.ws_connect(f"{base}/terminal?argv=sh&argv=-c&argv=tty;read+x;exit+3") as socket:
+        assert json.loads((await socket.receive()).data)["type"] == "started"
+        await socket.send_bytes(b"\n")
+        messages = [message async for message in socket]
+    assert b"/dev/pts" in b"".join(each.data for each in messages[:-1])
+    assert json.loads(messages[-1].data)["exit_code"] == 3
 
 
 async def test_a_request_goes_one_hop_and_each_agent_asks_who_is_calling(pair: Pair) -> None:

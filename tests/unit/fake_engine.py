@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from forktree.models import Level, Mode
@@ -22,9 +23,15 @@ from forktree_agent.engine.contract import (
     Capability,
     ChildOrder,
     Command,
+    CommandRefused,
     EngineError,
+    ExecChunk,
+    ExecEnd,
     ExecNotFound,
+    ExecReader,
     ExecResult,
+    ExecState,
+    ExecStream,
     ForkClocks,
     ForkResult,
     Hooks,
@@ -41,6 +48,7 @@ from forktree_agent.engine.contract import (
     PointId,
     PointLost,
     Shape,
+    TerminalSize,
     TreeId,
     TreeLimits,
     Usage,
@@ -79,6 +87,24 @@ def _no_hook(_: str) -> None:
 
 async def _nothing_said(_: Owner, __: Command) -> ExecResult:
     return ExecResult(stdout=b"", stderr=b"", exit_code=0, timed_out=False, truncated=False)
+
+
+class FakeReader:
+    """Implements `ExecReader` for a command that has ended."""
+
+    def __init__(self, exec_id: str, result: ExecResult, stdout_offset: int, stderr_offset: int) -> None:
+        self.id = exec_id
+        parts = (
+            (ExecStream.STDOUT, stdout_offset, result.stdout),
+            (ExecStream.STDERR, stderr_offset, result.stderr),
+        )
+        self._chunks = [
+            ExecChunk(stream=stream, offset=at, data=data[at:]) for stream, at, data in parts if data[at:]
+        ]
+        self._end = ExecEnd(exit_code=result.exit_code, timed_out=result.timed_out)
+
+    async def next(self, *, deadline: float) -> ExecChunk | ExecEnd | None:
+        return self._chunks.pop(0) if self._chunks else self._end
 
 
 class FakeEngine:
@@ -233,11 +259,56 @@ class FakeEngine:
         self.hook("execed")
         return result
 
-    def execs(self, machine: MachineId) -> tuple[str, ...]:
+    async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:
+        exec_id = command.id or f"e{next(self.host.numbers)}"
+        result = await self.exec(machine, command, deadline=deadline)
+        self.host.execs.setdefault(machine, {})[exec_id] = result
+        return exec_id
+
+    @asynccontextmanager
+    async def streaming(
+        self, machine: MachineId, command: Command, *, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        exec_id = await self.begin(machine, command, deadline=deadline)
+        yield FakeReader(exec_id, self._exec(machine, exec_id), 0, 0)
+
+    @asynccontextmanager
+    async def reading(
+        self, machine: MachineId, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        yield FakeReader(exec_id, self._exec(machine, exec_id), stdout_offset, stderr_offset)
+
+    async def write(
+        self, machine: MachineId, exec_id: str, data: bytes, *, end: bool, deadline: float
+    ) -> None:
+        self._exec(machine, exec_id)
+        raise CommandRefused(f"command {exec_id} has ended and takes no input")
+
+    async def resize(self, machine: MachineId, exec_id: str, size: TerminalSize) -> None:
+        self._exec(machine, exec_id)
+
+    async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
+        self._exec(machine, exec_id)
+        return False
+
+    def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         self._there(machine)
-        return tuple(self.host.execs.get(machine, {}))
+        return tuple(
+            ExecState(
+                id=exec_id,
+                ended=True,
+                end=ExecEnd(exit_code=result.exit_code, timed_out=result.timed_out),
+                age_seconds=None,
+                stdout_bytes=len(result.stdout),
+                stderr_bytes=len(result.stderr),
+            )
+            for exec_id, result in self.host.execs.get(machine, {}).items()
+        )
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        return self._exec(machine, exec_id)
+
+    def _exec(self, machine: MachineId, exec_id: str) -> ExecResult:
         self._there(machine)
         try:
             return self.host.execs[machine][exec_id]

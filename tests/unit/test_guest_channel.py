@@ -80,7 +80,7 @@ def soon(seconds: float = 5.0) -> float:
 
 def output(request: dict[str, Any], data: bytes, stream: str = "stdout", **lies: object) -> dict[str, object]:
     honest = {"type": "output", "generation": request["generation"], "id": request["id"], "stream": stream}
-    return honest | {"data": base64.b64encode(data).decode()} | lies
+    return honest | {"offset": 0, "data": base64.b64encode(data).decode()} | lies
 
 
 def exited(request: dict[str, Any], **lies: object) -> dict[str, object]:
@@ -100,7 +100,7 @@ async def test_the_first_byte_ends_whatever_line_was_cut_before_us(ends: tuple[G
 async def test_boot_is_noticed_before_and_after_somebody_waits(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
     waiting = asyncio.create_task(channel.wait_booted(deadline=soon()), name="wait")
-    await peer.send({"type": "booted", "protocol": 2})
+    await peer.send({"type": "booted", "protocol": 3})
     await waiting
     await channel.wait_booted(deadline=soon())
 
@@ -108,7 +108,7 @@ async def test_boot_is_noticed_before_and_after_somebody_waits(ends: tuple[Guest
 async def test_another_protocol_is_an_error_that_names_both(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
     await peer.send({"type": "booted", "protocol": 1})
-    with pytest.raises(GuestError, match=r"protocol 1.* speaks 2"):
+    with pytest.raises(GuestError, match=r"protocol 1.* speaks 3"):
         await channel.wait_booted(deadline=soon())
 
 
@@ -116,7 +116,7 @@ async def test_a_waiter_that_gives_up_leaves_the_answer_to_the_next(ends: tuple[
     channel, peer = ends
     with pytest.raises(DeadlineExceeded, match="m1 did not boot"):
         await channel.wait_booted(deadline=soon(0.01))
-    await peer.send({"type": "booted", "protocol": 2})
+    await peer.send({"type": "booted", "protocol": 3})
     await channel.wait_booted(deadline=soon())
 
 
@@ -142,6 +142,9 @@ async def test_a_command_goes_out_as_asked_and_its_result_comes_back(ends: tuple
         "stdin": base64.b64encode(b"\0in").decode(),
         "timeout_ms": 1500,
         "output_limit": 9,
+        "stdin_open": False,
+        "terminal": None,
+        "flow": None,
     }
     await peer.send(
         output(request, b"o\0"),
@@ -339,7 +342,7 @@ async def test_a_flood_of_valid_frames_that_nobody_asked_for_does_no_harm(
     stray = {"generation": OTHER, "id": "x"}
     for _ in range(200):
         await peer.send(
-            {"type": "booted", "protocol": 2},
+            {"type": "booted", "protocol": 3},
             {"type": "started", "pid": None},
             {"type": "identified", "generation": OTHER},
             output(stray, b"x" * 1000),

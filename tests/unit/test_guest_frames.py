@@ -37,9 +37,24 @@ REQUESTS: list[frames.Request] = [
         output_limit=65536,
     ),
     frames.Exec(
-        id="a2", generation=NIL, argv=("true",), env={}, cwd=None, stdin=None, timeout_ms=1, output_limit=0
+        id="a2",
+        generation=NIL,
+        argv=("true",),
+        env={},
+        cwd=None,
+        stdin=None,
+        timeout_ms=1,
+        output_limit=0,
+        stdin_open=True,
+        terminal=frames.TerminalSize(rows=24, cols=80),
+        flow=frames.Flow(granted=1 << 40, waits=True, tail_bytes=65536),
     ),
     frames.Cancel(id="a1"),
+    frames.Stdin(id="a1", data=b"hi\n", end=False),
+    frames.Stdin(id="a1", data=b"", end=True),
+    frames.Resize(id="a1", rows=50, cols=132),
+    frames.Grant(id="a1", granted=262144, waits=False),
+    frames.Replay(id="a1"),
     frames.Ping(nonce="n1"),
     frames.ListExecs(),
     frames.SetClock(unix_ns=1767225600123456789),
@@ -52,8 +67,13 @@ REPORTS: list[frames.Report] = [
     frames.StartFailed(message='not found: "/bin/server"'),
     frames.Identified(generation=GENERATION),
     frames.IdentityFailed(generation=GENERATION, message="not frozen"),
-    frames.Output(generation=GENERATION, id="a1", stream=frames.Stream.STDOUT, data=b"hi\n"),
-    frames.Output(generation=GENERATION, id="a1", stream=frames.Stream.STDERR, data=bytes([255, 0])),
+    frames.Begun(generation=GENERATION, id="a1"),
+    frames.Output(generation=GENERATION, id="a1", stream=frames.Stream.STDOUT, offset=0, data=b"hi\n"),
+    frames.Output(
+        generation=GENERATION, id="a1", stream=frames.Stream.STDERR, offset=1 << 40, data=bytes([255, 0])
+    ),
+    frames.StdinTaken(generation=GENERATION, id="a1", bytes=3, open=True),
+    frames.Replayed(generation=GENERATION, id="a1", stdin_bytes=3, stdin_open=False),
     frames.Exited(generation=GENERATION, id="a1", code=3, timed_out=False, signal=None, truncated=False),
     frames.Exited(generation=GENERATION, id="a1", code=-1, timed_out=True, signal=9, truncated=True),
     *(
@@ -94,12 +114,13 @@ def test_reports_are_read_as_the_guest_writes_them() -> None:
         b'{"type":"ping","nonce":"n"}',
         b'{"type":"booted"}',
         b'{"type":"pong","nonce":"\xff"}',
-        b'{"type":"output","generation":"g","id":"x","stream":"stdin","data":""}',
-        b'{"type":"output","generation":"g","id":"x","stream":"stdout","data":"*"}',
+        b'{"type":"output","generation":"g","id":"x","stream":"stdin","offset":0,"data":""}',
+        b'{"type":"output","generation":"g","id":"x","stream":"stdout","offset":0,"data":"*"}',
+        b'{"type":"output","generation":"g","id":"x","stream":"stdout","offset":-1,"data":""}',
         b'{"type":"exit","generation":"g","id":"x","code":256,"timed_out":false,"signal":null,"truncated":false}',
         b'{"type":"exec_failed","generation":"g","id":"x","code":"bored","message":""}',
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_no_report_is_none(line: bytes) -> None:
     assert frames.decode(line) is None

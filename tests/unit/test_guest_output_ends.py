@@ -10,7 +10,7 @@ from forktree_agent.engine.microvm.guest_frames import Exited, Output, Stream
 
 
 def output(data: bytes, stream: Stream = Stream.STDOUT) -> Output:
-    return Output(generation="g", id="a", stream=stream, data=data)
+    return Output(generation="g", id="a", stream=stream, offset=0, data=data)
 
 
 async def taken(limit: int, end_bytes: int | None, *outputs: Output, truncated: bool = False) -> ExecResult:

@@ -30,6 +30,7 @@ from forktree_agent.control.owners import owner_of
 from forktree_agent.control.records import SessionRecord
 from forktree_agent.control.together import each_of
 from forktree_agent.control.world import World, loop_now, wall_now
+from forktree_agent.engine.contract import MachineGone, MachineId
 
 log = logging.getLogger(__name__)
 
@@ -80,18 +81,28 @@ class Expiry:
     def _release_idle(self) -> None:
         """Note which are to be released; their own workers do it. Nothing is waited for in between."""
         world = self._world
-        running = {each.owner for each in world.engine.machines()}
+        running = {each.owner: each.id for each in world.engine.machines()}
         live = {
             record.uid: record
             for record in world.records.sessions()
             if record.uid is not None and not record.ended and record.owner in running
         }
+        for uid, record in live.items():
+            if record.lineage.limits.idle_seconds is not None and self._is_busy(running[record.owner]):
+                world.activity.touch(uid)
         own = world.activity.of(live, lambda uid: uid in live or world.tree.get(uid) is not None)
         active_at = latest(own, self._above)
         for uid, record in live.items():
             why = idle_verdict(record.lineage.limits, active_at[uid], loop_now())
             if why is not None and record.expired is None:
                 self._expire(uid, record, why)
+
+    def _is_busy(self, machine: MachineId) -> bool:
+        """A command runs in it, whether or not anybody waits for that."""
+        try:
+            return any(not each.ended for each in self._world.engine.execs(machine))
+        except MachineGone:
+            return False
 
     def _expire(self, uid: Uid, record: SessionRecord, why: str) -> None:
         # Noted before anything is ended: after a crash it is still an expiry, and not a lost machine.

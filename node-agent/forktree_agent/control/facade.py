@@ -7,7 +7,8 @@ Objects of other nodes are not known here; for those, ask the API server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +29,18 @@ from forktree_agent.control.newborns import Newborn, Newborns
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import child_owner, owner_of
 from forktree_agent.control.records import ForkRecord, Records
-from forktree_agent.engine.contract import Command, Engine, ExecResult, Machine, MachineGone, MemoryUse, Owner
+from forktree_agent.engine.contract import (
+    Command,
+    Engine,
+    ExecReader,
+    ExecResult,
+    ExecState,
+    Machine,
+    MachineGone,
+    MemoryUse,
+    Owner,
+    TerminalSize,
+)
 
 
 class Forking(Protocol):
@@ -144,8 +156,53 @@ class Facade:
         with self._activity.during(session.metadata.uid):
             return await self._engine.exec(self._there(session).id, command, deadline=deadline)
 
-    def execs(self, session: Session) -> tuple[str, ...]:
-        """Ids of the commands that `attach` knows in `session`. Raises `MachineGone`."""
+    async def begin(self, session: Session, command: Command, *, deadline: float) -> str:
+        """Start a command that is tied to nobody, and return its id. Raises what `Engine.begin` raises."""
+        with self._activity.during(session.metadata.uid):
+            return await self._engine.begin(self._there(session).id, command, deadline=deadline)
+
+    @asynccontextmanager
+    async def streaming(
+        self, session: Session, command: Command, *, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        """Start a command that is tied to nobody, and read it. Raises what `Engine.streaming` raises."""
+        with self._activity.during(session.metadata.uid):
+            begun = self._engine.streaming(self._there(session).id, command, deadline=deadline)
+            async with begun as reader:
+                yield reader
+
+    @asynccontextmanager
+    async def reading(
+        self, session: Session, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        """Read a command that another call began. Raises what `Engine.reading` raises."""
+        with self._activity.during(session.metadata.uid):
+            found = self._engine.reading(
+                self._there(session).id,
+                exec_id,
+                stdout_offset=stdout_offset,
+                stderr_offset=stderr_offset,
+                deadline=deadline,
+            )
+            async with found as reader:
+                yield reader
+
+    async def write(self, session: Session, exec_id: str, data: bytes, *, end: bool, deadline: float) -> None:
+        """Give a command input. Raises what `Engine.write` raises."""
+        with self._activity.during(session.metadata.uid):
+            machine = self._there(session).id
+            await self._engine.write(machine, exec_id, data, end=end, deadline=deadline)
+
+    async def resize(self, session: Session, exec_id: str, size: TerminalSize) -> None:
+        """A command's terminal has another size. Raises what `Engine.resize` raises."""
+        await self._engine.resize(self._there(session).id, exec_id, size)
+
+    async def kill(self, session: Session, exec_id: str, *, deadline: float) -> bool:
+        """Kill a command; False if it had ended. Raises what `Engine.kill` raises."""
+        return await self._engine.kill_exec(self._there(session).id, exec_id, deadline=deadline)
+
+    def execs(self, session: Session) -> tuple[ExecState, ...]:
+        """The commands that can be asked for in `session`. Raises `MachineGone`."""
         return self._engine.execs(self._there(session).id)
 
     async def attach(self, session: Session, exec_id: str, *, deadline: float) -> ExecResult:

@@ -7,7 +7,9 @@ monotonic clock unless a name says otherwise, sizes are bytes, deadlines are abs
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar, NewType, Protocol
 
 from forktree.errors import ForktreeError
@@ -25,6 +27,14 @@ caller finds again what it had begun. At most one live machine or point has a gi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize:
+    """In characters."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command in the guest, given to execve as it is: no shell, no expansion."""
 
@@ -35,10 +45,18 @@ class Command:
     """Added to the machine's own environment."""
     cwd: str | None = None
     stdin: bytes = b""
+    stdin_open: bool = False
+    """After `stdin` its input goes on with what `write` brings, until that ends it. Not for `exec`."""
+    terminal: TerminalSize | None = None
+    """It runs on a terminal of its own: its input is open and all its output is standard output. Not for
+    `exec`."""
+    builtin: bool = False
+    """`argv` names one of the guest's own tools, which are there whatever the image has. Only for
+    `streaming`, and it ends when that is left."""
     timeout_seconds: float = 30.0
     """Guest seconds until the process group is killed."""
     output_limit_bytes: int = 16 << 20
-    """What goes beyond is read and dropped, and `truncated` says so."""
+    """What goes beyond is read and dropped, and `truncated` says so. Only for `exec`."""
     keep_end: bool = False
     """Keep the end of each stream, up to the limit, in place of the beginning of both."""
 
@@ -61,6 +79,64 @@ class ExecResult:
         how = "no end before its time-out" if self.timed_out else f"exit code {self.exit_code}"
         said = (self.stdout + self.stderr).decode(errors="replace").strip()[-200:]
         return how + (f", {said!r}" if said else "")
+
+
+class ExecStream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecChunk:
+    """Output of a command. Where `offset` is beyond what came before, what lies between is not kept."""
+
+    stream: ExecStream
+    offset: int
+    """What its stream had before it."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecEnd:
+    """How a command ended, after all of its output."""
+
+    exit_code: int
+    """As in `ExecResult`."""
+    timed_out: bool
+    truncated: bool = False
+    """Its output went beyond a limit, and the rest was dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecState:
+    """One command that can be asked for."""
+
+    id: str
+    ended: bool
+    end: ExecEnd | None
+    """How. None while it runs, and where it could not be started."""
+    age_seconds: float | None
+    """Since it began. None where that was elsewhere: in the machine's parent, or under an agent before."""
+    stdout_bytes: int
+    """What it has written so far, as far as that is known."""
+    stderr_bytes: int
+
+
+class ExecReader(Protocol):
+    """Reads what one command writes. The command waits for its readers, and goes on when they are closed."""
+
+    @property
+    def id(self) -> str:
+        """The command's."""
+        ...
+
+    async def next(self, *, deadline: float) -> ExecChunk | ExecEnd | None:
+        """The next piece of output; how the command ended, once there is none; None at the deadline.
+
+        What was returned before counts as dealt with. Raises `MachineGone`, and what `begin` raises for a
+        command that did not start.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,16 +537,62 @@ class Engine(Protocol):
         """
         ...
 
-    def execs(self, machine: MachineId) -> tuple[str, ...]:
-        """Ids of the commands that `attach` knows in a machine. Raises `MachineGone`."""
+    async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:
+        """Start a command that is tied to nobody, and return its id once it runs.
+
+        It goes on until its own time is over, also under an agent after this. The end of what it writes is
+        kept, and how it ended for some minutes after that. Raises as `exec` does.
+        """
+        ...
+
+    def streaming(
+        self, machine: MachineId, command: Command, *, deadline: float
+    ) -> AbstractAsyncContextManager[ExecReader]:
+        """`begin` a command and read it from its first byte on. Leaving leaves the command alone."""
+        ...
+
+    def reading(
+        self, machine: MachineId, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AbstractAsyncContextManager[ExecReader]:
+        """Read what a command writes from these bytes of its streams on, or from what is still kept of them.
+
+        Of one begun by `begin` or `streaming`, one that ran at this machine's fork, or one of an agent before
+        this; those that have ended too. Raises `ExecNotFound`, `MachineGone`, and `CommandRefused` for one
+        that is run by `exec`.
+        """
+        ...
+
+    async def write(
+        self, machine: MachineId, exec_id: str, data: bytes, *, end: bool, deadline: float
+    ) -> None:
+        """Give a command input; `end`: its last. Returns when the machine has it: the command may be slow.
+
+        Raises `ExecNotFound`, `CommandRefused` where its input is not open (any more), `MachineGone`,
+        `DeadlineExceeded`: a part may have been given then.
+        """
+        ...
+
+    async def resize(self, machine: MachineId, exec_id: str, size: TerminalSize) -> None:
+        """A command's terminal has another size. Raises `ExecNotFound`, `MachineGone`."""
+        ...
+
+    async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
+        """Kill a command, whoever began it, and wait for its end. False: it had ended before.
+
+        Raises `ExecNotFound`, `MachineGone`, `MachinePaused`, `DeadlineExceeded`.
+        """
+        ...
+
+    def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
+        """The commands that can be asked for in a machine, in order of their ids. Raises `MachineGone`."""
         ...
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
         """The end of a command that was begun by another call, or that ran at this machine's fork.
 
-        Of the latter, and of one begun under an agent before this, what it wrote since is kept: 1 MiB of all
-        such commands of a machine. Giving up leaves the command alone. Raises `ExecNotFound`, `MachineGone`,
-        `DeadlineExceeded`, and what `exec` raises for a command that did not start.
+        With what is kept of its output: of the latter, and of one begun under an agent before this, what it
+        wrote since and a little before. Giving up leaves the command alone. Raises `ExecNotFound`,
+        `MachineGone`, `DeadlineExceeded`, and what `exec` raises for a command that did not start.
         """
         ...
 

@@ -41,6 +41,7 @@ class Code(StrEnum):
     AT_CAPACITY = "at_capacity"
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    NO_SPACE = "no_space"
 
 
 STATUS: dict[Code, HTTPStatus] = {
@@ -66,6 +67,7 @@ STATUS: dict[Code, HTTPStatus] = {
     Code.AT_CAPACITY: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    Code.NO_SPACE: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 
 # What a reason in an object's status means to the caller who asked for that object.

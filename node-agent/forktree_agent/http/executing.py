@@ -26,22 +26,24 @@ async def execute(
     `session` is this node's, perhaps still on its way; it must run by `start_by` (loop time). Raises
     `Refusal`, and what the engine raises.
     """
-    loop = asyncio.get_running_loop()
     session = await running(facade, session, start_by)
-    timeout_seconds = allowed_seconds(request, facade.exec_seconds(session))
-    exec_id = request.id or request_id
-    command = Command(
+    command = command_of(facade, session, request, request_id)
+    began = asyncio.get_running_loop().time()
+    result = await facade.exec(session, command, deadline=began + command.timeout_seconds + MARGIN_SECONDS)
+    return _finished(command.id or "", result, began)
+
+
+def command_of(facade: Facade, session: Session, request: Exec, request_id: str) -> Command:
+    """What is to be run. Raises `Refusal` for a time-out that the session's template does not allow."""
+    return Command(
         argv=request.arguments(),
-        id=exec_id,
+        id=request.id or request_id,
         env=request.env,
         cwd=request.cwd,
-        stdin=request.stdin.encode(),
-        timeout_seconds=timeout_seconds,
+        stdin=request.input(),
+        stdin_open=request.stdin_open,
+        timeout_seconds=allowed_seconds(request, facade.exec_seconds(session)),
     )
-    began = loop.time()
-    deadline = began + timeout_seconds + MARGIN_SECONDS
-    result = await facade.exec(session, command, deadline=deadline)
-    return _finished(exec_id, result, began)
 
 
 async def attach(

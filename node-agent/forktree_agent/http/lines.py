@@ -14,7 +14,7 @@ from forktree.wire_trees import Alive, Broken
 from forktree_agent.http.bodies import encode
 from forktree_agent.http.errors import Refusal, refusal_of
 from forktree_agent.http.requests import REQUEST_ID
-from forktree_agent.http.table import NDJSON
+from forktree_agent.http.streaming import NDJSON
 
 log = logging.getLogger(__name__)
 

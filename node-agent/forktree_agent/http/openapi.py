@@ -14,7 +14,8 @@ from pydantic.json_schema import models_json_schema
 from forktree.wire import IDEMPOTENCY_KEY, ErrorBody
 from forktree_agent.http.errors import STATUS, Code
 from forktree_agent.http.repeating import KEY_LONGEST
-from forktree_agent.http.table import NDJSON, PARAMETERS, Each, Lines, OpenRoute, Raw, Route, Shape
+from forktree_agent.http.streaming import NDJSON
+from forktree_agent.http.table import PARAMETERS, Each, Lines, OpenRoute, Raw, Route, Shape
 
 Json = dict[str, Any]
 _Schemas = Mapping[type[BaseModel], Json]

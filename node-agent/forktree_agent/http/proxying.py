@@ -12,9 +12,10 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -26,10 +27,12 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import ForkNode
 from forktree.wire import IDEMPOTENCY_KEY
-from forktree_agent.http import bodies
+from forktree_agent.http import bodies, streaming
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.remembering import Remembered
 from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.sockets import MAX_MESSAGE_BYTES, joined
+from forktree_agent.http.streaming import Pieces
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,14 @@ _CONTEXTS: Final = 1024
 """As many agents are remembered by their certificates. A context costs some 50 KB and 0.2 ms to make."""
 
 _PASSED_BACK: Final = ("WWW-Authenticate", "Retry-After")
+
+STREAMED: Final = (streaming.NDJSON, "application/octet-stream", "application/x-tar")
+"""What is handed on as it comes."""
+
+_OF_STREAMS: Final = ("Content-Type", "Content-Length", "X-Forktree-Mode")
+
+SILENT_SECONDS: Final = 60.0
+"""Between two pieces of a streamed answer: lines come every ten seconds, and bytes as they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +95,9 @@ class _Peer:
 
     origin: str
     tls: ssl.SSLContext
+
+    def url(self, errand: Errand) -> URL:
+        return URL(self.origin + errand.path, encoded=True)
 
 
 class Proxy:
@@ -121,21 +135,7 @@ class Proxy:
         Raises `Refusal`: `wrong_node` where the owner cannot be found, `upstream_error` where it does not
         answer; it may have begun then. And what `bodies.raw` raises.
         """
-        if HOP_HEADER in request.headers:
-            raise Refusal(
-                Code.WRONG_NODE,
-                f"{errand.subject} is on node {errand.node}, and this request was handed on before",
-            )
-        peer = await self._peer(errand)
-        url = URL(peer.origin + errand.path, encoded=True)
-        headers = {
-            "Accept-Encoding": "identity",
-            "Authorization": request.headers.get("Authorization", ""),
-            "Content-Type": "application/json",
-            HOP_HEADER: self._node_name,
-        }
-        if IDEMPOTENCY_KEY in request.headers and errand.body is None:
-            headers[IDEMPOTENCY_KEY] = request.headers[IDEMPOTENCY_KEY]
+        peer, headers = await self._way(request, errand)
         # Here already where the handler had a use for it.
         body = await bodies.raw(request) if errand.body is None else errand.body
         try:
@@ -143,7 +143,7 @@ class Proxy:
                 asyncio.timeout_at(errand.deadline),
                 self._http.request(
                     request.method if errand.body is None else "POST",
-                    url,
+                    peer.url(errand),
                     data=body or None,
                     headers=headers,
                     ssl=peer.tls,
@@ -152,20 +152,78 @@ class Proxy:
             ):
                 content = await _bounded(answer, errand)
         except (aiohttp.ClientError, TimeoutError) as err:
-            sentence = (
-                f"the agent of node {errand.node}, where {errand.subject} is, does not answer at "
-                f"{peer.origin}: {_cause(err)}"
+            raise _silent(errand, peer, err) from err
+        return _told(request, errand, answer, content)
+
+    async def relay(
+        self, request: web.Request, errand: Errand, *, body: AsyncIterator[bytes] | None = None
+    ) -> web.StreamResponse:
+        """The owner's answer, handed on as it comes; `body`: what is sent there, as that comes.
+
+        The errand's deadline is for the answer's begin. Its end is that of what is asked for: the owner says
+        something every few seconds, or the connection is broken. Raises as `forward` does.
+        """
+        peer, headers = await self._way(request, errand)
+        sent = await bodies.raw(request) or None if body is None else body
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream"
+
+        async def pass_on(pieces: Pieces) -> None:
+            while chunk := await _soon(answer.content.readany()):
+                await pieces.send(chunk)
+
+        try:
+            async with asyncio.timeout_at(errand.deadline) as beginning:
+                async with self._http.request(
+                    request.method,
+                    peer.url(errand),
+                    data=sent,
+                    headers=headers,
+                    ssl=peer.tls,
+                    allow_redirects=False,
+                ) as answer:
+                    if answer.content_type not in STREAMED or answer.status != HTTPStatus.OK:
+                        told = _told(request, errand, answer, await _bounded(answer, errand))
+                        return bodies.whole(told.content, told.status, told.headers)
+                    beginning.reschedule(None)
+                    passed = {name: answer.headers[name] for name in _OF_STREAMS if name in answer.headers}
+                    return await streaming.pieces(request, pass_on, passed)
+        except (aiohttp.ClientError, TimeoutError) as err:
+            raise _silent(errand, peer, err) from err
+
+    async def relay_socket(self, request: web.Request, errand: Errand, ours: web.WebSocketResponse) -> None:
+        """Join our caller's WebSocket, which is open, and the owner's, until either ends.
+
+        Raises as `forward` does. The errand's deadline is for the owner's to open.
+        """
+        peer, headers = await self._way(request, errand)
+        try:
+            async with asyncio.timeout_at(errand.deadline) as opening:
+                async with self._http.ws_connect(
+                    peer.url(errand), headers=headers, ssl=peer.tls, max_msg_size=MAX_MESSAGE_BYTES
+                ) as theirs:
+                    opening.reschedule(None)
+                    await joined(ours, theirs)
+        except (aiohttp.ClientError, TimeoutError) as err:
+            raise _silent(errand, peer, err) from err
+
+    async def _way(self, request: web.Request, errand: Errand) -> tuple[_Peer, dict[str, str]]:
+        """Where to ask, and with which headers."""
+        if HOP_HEADER in request.headers:
+            raise Refusal(
+                Code.WRONG_NODE,
+                f"{errand.subject} is on node {errand.node}, and this request was handed on before",
             )
-            raise Refusal(Code.UPSTREAM_ERROR, sentence) from err
-        log.debug(
-            "request_handed_on id=%s node=%s status=%d there=%s",
-            request[REQUEST_ID],
-            errand.node,
-            answer.status,
-            answer.headers.get("X-Request-Id"),
-        )
-        passed = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-        return Told(status=answer.status, content=content, headers=passed)
+        peer = await self._peer(errand)
+        headers = {
+            "Accept-Encoding": "identity",
+            "Authorization": request.headers.get("Authorization", ""),
+            "Content-Type": "application/json",
+            HOP_HEADER: self._node_name,
+        }
+        if IDEMPOTENCY_KEY in request.headers and errand.body is None:
+            headers[IDEMPOTENCY_KEY] = request.headers[IDEMPOTENCY_KEY]
+        return peer, headers
 
     async def _peer(self, errand: Errand) -> _Peer:
         """The agent of the errand's node, by the ForkNode of that name."""
@@ -216,6 +274,35 @@ def agent_origin(endpoint: str) -> str | None:
 
 def _unknown(errand: Errand, why: str) -> Refusal:
     return Refusal(Code.WRONG_NODE, f"{errand.subject} is on node {errand.node}: {why}")
+
+
+def _silent(errand: Errand, peer: _Peer, err: aiohttp.ClientError | TimeoutError) -> Refusal:
+    sentence = (
+        f"the agent of node {errand.node}, where {errand.subject} is, does not answer at "
+        f"{peer.origin}: {_cause(err)}"
+    )
+    return Refusal(Code.UPSTREAM_ERROR, sentence)
+
+
+def _told(request: web.Request, errand: Errand, answer: aiohttp.ClientResponse, content: bytes) -> Told:
+    log.debug(
+        "request_handed_on id=%s node=%s status=%d there=%s",
+        request[REQUEST_ID],
+        errand.node,
+        answer.status,
+        answer.headers.get("X-Request-Id"),
+    )
+    passed = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    return Told(status=answer.status, content=content, headers=passed)
+
+
+async def _soon(piece: Awaitable[bytes]) -> bytes:
+    """The next piece of an answer. Raises `ConnectionError` where there is none and no end either."""
+    try:
+        async with asyncio.timeout(SILENT_SECONDS):
+            return await piece
+    except (aiohttp.ClientError, TimeoutError) as err:
+        raise ConnectionError("the owner's answer broke off") from err
 
 
 async def _bounded(answer: aiohttp.ClientResponse, errand: Errand) -> bytes:

@@ -21,11 +21,13 @@ from forktree_agent.http.handlers import (
     batches,
     checkpoints,
     commands,
+    files,
     forks,
     health,
     sessions,
     states,
     templates,
+    terminal,
     trees,
 )
 from forktree_agent.http.proxying import Proxy
@@ -35,6 +37,8 @@ from forktree_agent.http.tree_watching import Watchers
 ROUTES: Final[tuple[Route, ...]] = (
     *sessions.ROUTES,
     *commands.ROUTES,
+    *terminal.ROUTES,
+    *files.ROUTES,
     *forks.ROUTES,
     *trees.ROUTES,
     *states.ROUTES,

@@ -7,7 +7,7 @@ hold, and reads no body and no query that the route does not declare.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -23,8 +23,6 @@ from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
 from forktree_agent.http.requests import SEEN
 from forktree_agent.http.tree_watching import Watchers
-
-NDJSON: Final = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +235,30 @@ class Asked:
             deadline=end_by + HOP_SECONDS,
         )
         return await self.parts.proxy.forward(self.request, errand)
+
+    async def relay(
+        self, node: str, what: str, *, begin_by: float, body: AsyncIterator[bytes] | None = None
+    ) -> web.StreamResponse:
+        """The same for an answer that is handed on as it comes, and that begins by `begin_by` (loop time)."""
+        errand = Errand(
+            node=node,
+            path=f"/ns/{self.namespace}/v1/sessions/{self.session_id}/{what}",
+            subject=f"session {self.session_id}",
+            deadline=begin_by + HOP_SECONDS,
+        )
+        return await self.parts.proxy.relay(self.request, errand, body=body)
+
+    async def relay_socket(
+        self, node: str, what: str, ours: web.WebSocketResponse, *, open_by: float
+    ) -> None:
+        """Join our caller's WebSocket with that of `node`'s agent, which opens by `open_by` (loop time)."""
+        errand = Errand(
+            node=node,
+            path=f"/ns/{self.namespace}/v1/sessions/{self.session_id}/{what}",
+            subject=f"session {self.session_id}",
+            deadline=open_by + HOP_SECONDS,
+        )
+        await self.parts.proxy.relay_socket(self.request, errand, ours)
 
     async def session_elsewhere(self, node: str, what: str, *, end_by: float) -> web.Response:
         """`hand_on` for the session that the path names; `what` follows its name."""

@@ -19,7 +19,9 @@ from forktree_agent.engine.contract import (
     Capability,
     ChildOrder,
     Command,
+    ExecReader,
     ExecResult,
+    ExecState,
     ForkResult,
     Hooks,
     Machine,
@@ -34,6 +36,7 @@ from forktree_agent.engine.contract import (
     PointId,
     PointLost,
     Shape,
+    TerminalSize,
     TreeLimits,
     Usage,
 )
@@ -293,12 +296,55 @@ class MicroVmEngine:
         self._standbys.keep(parent, Source(origin=origin, group=group, limits=limits), size)
 
     async def exec(self, machine: MachineId, command: Command, *, deadline: float) -> ExecResult:
-        live = await self._heard(machine, deadline=deadline)
-        if live.record.paused:
-            raise MachinePaused(f"machine {machine} is paused, and nothing can be run in it")
+        live = await self._moving(machine, deadline=deadline)
         return await live.vmm.guest.exec(command, live.record.generation, deadline=deadline)
 
-    def execs(self, machine: MachineId) -> tuple[str, ...]:
+    async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:
+        live = await self._moving(machine, deadline=deadline)
+        guest = live.vmm.guest
+        exec_id = guest.new_id(command)
+        await guest.kept.begin(command, exec_id, live.record.generation, deadline=deadline)
+        return exec_id
+
+    @asynccontextmanager
+    async def streaming(
+        self, machine: MachineId, command: Command, *, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        live = await self._moving(machine, deadline=deadline)
+        guest = live.vmm.guest
+        begun = guest.kept.streaming(
+            command, guest.new_id(command), live.record.generation, deadline=deadline
+        )
+        async with begun as reader:
+            yield reader
+
+    @asynccontextmanager
+    async def reading(
+        self, machine: MachineId, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        guest = (await self._heard(machine, deadline=deadline)).vmm.guest
+        guest.must_be_kept(exec_id)
+        found = guest.kept.reading(
+            exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, deadline=deadline
+        )
+        async with found as reader:
+            yield reader
+
+    async def write(
+        self, machine: MachineId, exec_id: str, data: bytes, *, end: bool, deadline: float
+    ) -> None:
+        guest = (await self._moving(machine, deadline=deadline)).vmm.guest
+        guest.must_be_kept(exec_id)
+        await guest.kept.write(exec_id, data, end=end, deadline=deadline)
+
+    async def resize(self, machine: MachineId, exec_id: str, size: TerminalSize) -> None:
+        self._running(machine).vmm.guest.kept.resize(exec_id, size)
+
+    async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
+        live = await self._moving(machine, deadline=deadline)
+        return await live.vmm.guest.kill(exec_id, deadline=deadline)
+
+    def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         return self._running(machine).vmm.guest.execs()
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
@@ -340,6 +386,13 @@ class MicroVmEngine:
         """A machine, once it has answered its identity: nothing may be asked of it before."""
         live = self._running(machine)
         await self._hearing.answered(live, deadline=deadline)
+        return live
+
+    async def _moving(self, machine: MachineId, *, deadline: float) -> Live:
+        """The same, and it does not stand still."""
+        live = await self._heard(machine, deadline=deadline)
+        if live.record.paused:
+            raise MachinePaused(f"machine {machine} is paused, and nothing can be run in it")
         return live
 
     def _running(self, machine: MachineId) -> Live:

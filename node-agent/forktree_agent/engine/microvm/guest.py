@@ -23,17 +23,15 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
-    ExecNotFound,
     ExecResult,
+    ExecState,
     MachineGone,
 )
 from forktree_agent.engine.microvm import guest_frames as frames
-from forktree_agent.engine.microvm.guest_execs import (
-    READ_FOR_END_BYTES,
-    CarriedExecs,
-    Ending,
-    GuestExec,
-)
+from forktree_agent.engine.microvm.guest_execs import READ_FOR_END_BYTES, Ending, GuestExec
+from forktree_agent.engine.microvm.kept_execs import KeptExecs
+from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
+from forktree_agent.engine.microvm.kept_reading import KeptExec
 
 if TYPE_CHECKING:
     import socket
@@ -48,6 +46,8 @@ _BACKLOG_BYTES = 64 << 20
 """Commands are refused while this much waits to be taken by the guest."""
 _MAX_NOISE_LINES = 100
 """A fork and a change of agents leave one cut line each; more than this is not chance."""
+_TOOL = "/proc/1/exe"
+"""Our init, which is also the guest's tools: there whatever the image has."""
 _QUOTED_CHARACTERS = 500
 """Of a guest's sentence in ours."""
 
@@ -78,8 +78,8 @@ class GuestChannel:
     is sent as far as the socket takes it at once.
     """
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
-        """`name` is the machine's, for messages."""
+    def __init__(self, sock: socket.socket, name: str, allowance: Allowance | None = None) -> None:
+        """`name` is the machine's, for messages. `allowance`: for output that is kept, of all machines."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._socket.setblocking(False)
@@ -97,7 +97,8 @@ class GuestChannel:
         self._pings: dict[str, asyncio.Future[frames.Pong]] = {}
         self._gets: dict[str, asyncio.Future[frames.HttpStatus]] = {}
         self._running: dict[str, GuestExec] = {}
-        self._carried = CarriedExecs()
+        self.kept = KeptExecs(name, self, allowance or Allowance(NODE_BYTES))
+        """Commands that are tied to nobody."""
         self._workload_exit: frames.WorkloadExit | None = None
 
     @asynccontextmanager
@@ -128,7 +129,7 @@ class GuestChannel:
 
     async def wait_booted(self, *, deadline: float) -> None:
         """Until init serves. Raises `DeadlineExceeded`, `MachineGone`, `GuestError` for another protocol."""
-        booted = await self._wait(self._booted, "boot", deadline)
+        booted = await self.wait(self._booted, "boot", deadline)
         if booted.protocol != frames.PROTOCOL:
             raise GuestError(
                 f"machine {self._name} speaks protocol {booted.protocol}, this agent speaks {frames.PROTOCOL}"
@@ -142,7 +143,7 @@ class GuestChannel:
         line = self._encode(frames.Start(argv=tuple(argv), env=dict(env)))
         self._started = self._loop.create_future()
         self._send(line)
-        outcome = await self._wait(self._started, "start the workload", deadline)
+        outcome = await self.wait(self._started, "start the workload", deadline)
         if isinstance(outcome, frames.StartFailed):
             raise CommandRefused(_quoted(outcome.message))
 
@@ -160,7 +161,7 @@ class GuestChannel:
             env=dict(identity.env),
         )
         self._identities[identity.generation] = self._loop.create_future()
-        self._carried.open()
+        self.kept.open()
         self._send(self._encode(request))
 
     async def identified(self, generation: str, *, deadline: float) -> None:
@@ -169,7 +170,7 @@ class GuestChannel:
         Raises `DeadlineExceeded`, `MachineGone`, `GuestError` if it could not.
         """
         answer = self._identities.setdefault(generation, self._loop.create_future())
-        outcome = await self._wait(answer, "take on its identity", deadline)
+        outcome = await self.wait(answer, "take on its identity", deadline)
         if isinstance(outcome, frames.IdentityFailed):
             raise GuestError(
                 f"machine {self._name} could not take on its identity: {_quoted(outcome.message)}"
@@ -180,19 +181,19 @@ class GuestChannel:
         nonce = uuid.uuid4().hex
         self._pings[nonce] = self._loop.create_future()
         try:
-            self._send(self._encode(frames.Ping(nonce=nonce)))
-            await self._wait(self._pings[nonce], "answer", deadline)
+            self.send(frames.Ping(nonce=nonce))
+            await self.wait(self._pings[nonce], "answer", deadline)
         finally:
             del self._pings[nonce]
 
     def take_over(self) -> None:
         """Ask for the commands that an agent before us began: they are carried ones from here on."""
-        self._carried.open()
-        self._send(self._encode(frames.ListExecs()))
+        self.kept.open()
+        self.send(frames.ListExecs())
 
     def set_clock(self, unix_ns: int) -> None:
         """Have the guest set its wall clock, nanoseconds since 1970, before it does anything else."""
-        self._send(self._encode(frames.SetClock(unix_ns=unix_ns)))
+        self.send(frames.SetClock(unix_ns=unix_ns))
 
     async def http_get(
         self, port: int, path: str, *, timeout_seconds: float, deadline: float
@@ -205,8 +206,8 @@ class GuestChannel:
         self._gets[nonce] = self._loop.create_future()
         timeout_ms = max(1, math.ceil(timeout_seconds * 1000))
         try:
-            self._send(self._encode(frames.HttpGet(nonce=nonce, port=port, path=path, timeout_ms=timeout_ms)))
-            return await self._wait(self._gets[nonce], f"ask port {port}", deadline)
+            self.send(frames.HttpGet(nonce=nonce, port=port, path=path, timeout_ms=timeout_ms))
+            return await self.wait(self._gets[nonce], f"ask port {port}", deadline)
         finally:
             del self._gets[nonce]
 
@@ -216,18 +217,52 @@ class GuestChannel:
         On cancellation or deadline the command is killed in the guest. Raises `CommandRefused` if it did not
         start, `AtCapacity` while too many run or too much input waits, `DeadlineExceeded`, `MachineGone`.
         """
+        exec_id = self.new_id(command)
+        limit = READ_FOR_END_BYTES if command.keep_end else command.output_limit_bytes
+        end_bytes = command.output_limit_bytes if command.keep_end else None
+        running = GuestExec(generation, limit, self._loop.create_future(), end_bytes=end_bytes)
+        try:
+            self._running[exec_id] = running
+            self.start(exec_id, command, generation, None)
+            ended = await self.wait(
+                running.ended, f"run {command.argv[0]!r}" if command.argv else "run", deadline
+            )
+        except (DeadlineExceeded, asyncio.CancelledError):
+            if self._end is None:
+                self.send(frames.Cancel(id=exec_id))
+            raise
+        finally:
+            del self._running[exec_id]
+        return self._outcome(running, ended)
+
+    def new_id(self, command: Command) -> str:
+        """What the command is called. Raises `CommandRefused` if one of that id runs."""
         exec_id = command.id or uuid.uuid4().hex
-        if exec_id in self._running or not self._carried.forget(exec_id):
+        if exec_id in self._running or not self.kept.forget(exec_id):
             raise CommandRefused(f"a command with the id {exec_id} runs already")
+        return exec_id
+
+    def must_be_kept(self, exec_id: str) -> None:
+        """Raises `CommandRefused` for a command whose output is its caller's alone."""
+        if exec_id in self._running:
+            raise CommandRefused(f"command {exec_id} is tied to its caller: begin it detached or streamed")
+
+    def start(self, exec_id: str, command: Command, generation: str, flow: frames.Flow | None) -> None:
+        """Send a command to the guest. Raises `CommandRefused`, `AtCapacity` and `MachineGone`."""
+        is_open = command.stdin_open or command.terminal is not None
+        size = command.terminal
         request = frames.Exec(
             id=exec_id,
             generation=generation,
-            argv=command.argv,
+            argv=(_TOOL, *command.argv) if command.builtin else command.argv,
             env=dict(command.env),
             cwd=command.cwd,
-            stdin=command.stdin or None,
+            stdin=None if is_open else command.stdin or None,
             timeout_ms=max(1, math.ceil(command.timeout_seconds * 1000)),
             output_limit=READ_FOR_END_BYTES if command.keep_end else command.output_limit_bytes,
+            stdin_open=is_open,
+            terminal=None if size is None else frames.TerminalSize(rows=size.rows, cols=size.cols),
+            flow=flow,
         )
         line = self._encode(request)
         if len(line) > frames.MAX_REQUEST_BYTES:
@@ -236,42 +271,45 @@ class GuestChannel:
             )
         if self._unsent_bytes > _BACKLOG_BYTES:
             raise AtCapacity(f"{self._unsent_bytes} bytes wait to be read by machine {self._name}")
-        end_bytes = command.output_limit_bytes if command.keep_end else None
-        running = GuestExec(generation, request.output_limit, self._loop.create_future(), end_bytes=end_bytes)
-        self._running[request.id] = running
-        try:
-            self._send(line)
-            ended = await self._wait(
-                running.ended, f"run {command.argv[0]!r}" if command.argv else "run", deadline
-            )
-        except (DeadlineExceeded, asyncio.CancelledError):
-            if self._end is None:
-                self._send(self._encode(frames.Cancel(id=request.id)))
-            raise
-        finally:
-            del self._running[request.id]
-        return self._outcome(running, ended)
+        self._send(line)
 
-    def execs(self) -> tuple[str, ...]:
-        """Ids of the commands that `attach` knows."""
-        return tuple(sorted({*self._running, *self._carried.ids()}))
+    def send(self, request: frames.Request) -> None:
+        """Raises `MachineGone`, and `CommandRefused` for text that is not Unicode."""
+        self._send(self._encode(request))
+
+    def execs(self) -> tuple[ExecState, ...]:
+        """The commands that can be asked for, in order of their ids."""
+        states = [known.state() for known in self.kept.all()]
+        states += [running.state(exec_id) for exec_id, running in self._running.items()]
+        return tuple(sorted(states, key=lambda state: state.id))
 
     async def attach(self, exec_id: str, *, deadline: float) -> ExecResult:
-        """The end of a command that somebody waits for, or of a carried one, with what it wrote since.
+        """The end of a command that somebody waits for, or of a kept one, with what is kept of its output.
 
         Giving up leaves the command alone. Raises `ExecNotFound`, and what `exec` raises.
         """
-        known = self._running.get(exec_id) or self._carried.get(exec_id)
+        known: GuestExec | KeptExec | None = self._running.get(exec_id)
         if known is None:
-            raise ExecNotFound(f"machine {self._name} knows of no command {exec_id}")
-        return self._outcome(known, await self._wait(known.ended, f"end command {exec_id}", deadline))
+            known = self.kept.of(exec_id)
+            await self.kept.recall(known, deadline=deadline)
+        return self._outcome(known, await self.wait(known.ended, f"end command {exec_id}", deadline))
 
-    def _outcome(self, known: GuestExec, ended: Ending) -> ExecResult:
+    async def kill(self, exec_id: str, *, deadline: float) -> bool:
+        """Kill a command and wait for its end. False: it had ended before. Raises as `attach` does."""
+        known = self._running.get(exec_id) or self.kept.of(exec_id)
+        if known.ended.done():
+            return False
+        self.send(frames.Cancel(id=exec_id))
+        await self.wait(known.ended, f"end command {exec_id}", deadline)
+        return True
+
+    def _outcome(self, known: GuestExec | KeptExec, ended: Ending) -> ExecResult:
         if isinstance(ended, frames.ExecFailed):
-            raise self._refusal(ended)
+            raise self.refusal(ended)
         return known.result(ended)
 
-    def _refusal(self, failed: frames.ExecFailed) -> CommandRefused | AtCapacity | GuestError:
+    def refusal(self, failed: frames.ExecFailed) -> CommandRefused | AtCapacity | GuestError:
+        """Why a command did not start, as the error that a caller can act on."""
         message = _quoted(failed.message)
         match failed.code:
             case frames.RefusalCode.TOO_MANY:
@@ -281,7 +319,8 @@ class GuestChannel:
             case _:
                 return CommandRefused(message)
 
-    async def _wait(self, future: asyncio.Future[_T], what: str, deadline: float) -> _T:
+    async def wait(self, future: asyncio.Future[_T], what: str, deadline: float) -> _T:
+        """What the guest answers. Raises `DeadlineExceeded`, `MachineGone`."""
         if self._end is not None:
             raise self._ended(self._end)
         try:
@@ -368,18 +407,22 @@ class GuestChannel:
                 _settle(self._started, report)
             case frames.Identified() | frames.IdentityFailed():
                 _settle(self._identities.get(report.generation), report)
+            case frames.Begun() | frames.StdinTaken():
+                self.kept.take(report)
+            case frames.Replayed():
+                self.kept.replayed(report)
             case frames.Output():
                 if (running := self._running.get(report.id)) is None:
-                    self._carried.take(report)
+                    self.kept.take(report)
                 elif _is_open(running, report):
                     running.take(report)
             case frames.Exited() | frames.ExecFailed():
                 if (running := self._running.get(report.id)) is None:
-                    self._carried.take(report)
+                    self.kept.take(report)
                 elif _is_open(running, report):
                     _settle(running.ended, report)
             case frames.Running():
-                self._carried.confirm(report.ids)
+                self.kept.confirm(report.ids)
             case frames.HttpStatus():
                 _settle(self._gets.get(report.nonce), report)
             case frames.WorkloadExit():
@@ -411,7 +454,7 @@ class GuestChannel:
         _fail(self._pings.values(), end)
         _fail(self._gets.values(), end)
         _fail((running.ended for running in self._running.values()), end)
-        _fail(self._carried.futures(), end)
+        self.kept.close(end)
 
 
 def _is_open(running: GuestExec, report: frames.Output | Ending) -> bool:

@@ -13,12 +13,13 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_REQUEST_BYTES = 24 << 20
 """The guest drops longer lines: 16 MiB of input in base64, and room for arguments."""
 MAX_REPORT_BYTES = 1 << 20
 """The guest's frames stay far below; a longer one was not made by our init."""
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _ExitCode = Annotated[int, msgspec.Meta(ge=-1, le=255)]
 
 
@@ -43,8 +44,27 @@ class TakeIdentity(Frame, frozen=True, tag="identity"):
     env: dict[str, str]
 
 
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True):
+    """In characters."""
+
+    rows: int
+    cols: int
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command's output is told to us, who do not take everything at once."""
+
+    granted: int
+    """How much output of both streams may be told, counted from the command's begin; from the machine's birth
+    and from each `ListExecs` it is counted anew."""
+    waits: bool
+    """What is beyond: the command waits with it, or else it is read and not told."""
+    tail_bytes: int
+    """How much of each stream's end the guest keeps, to be asked for again."""
+
+
 class Exec(Frame, frozen=True, tag="exec"):
-    """Run a command."""
+    """Run a command. With `flow` its output is not limited, and it is told of by `Begun`."""
 
     id: str
     generation: str
@@ -54,10 +74,43 @@ class Exec(Frame, frozen=True, tag="exec"):
     stdin: bytes | None
     timeout_ms: int
     output_limit: int
+    stdin_open: bool = False
+    terminal: TerminalSize | None = None
+    flow: Flow | None = None
 
 
 class Cancel(Frame, frozen=True, tag="cancel"):
     """Kill a command's process group."""
+
+    id: str
+
+
+class Stdin(Frame, frozen=True, tag="stdin"):
+    """Further input of a command whose input is open. `end`: there is none after it."""
+
+    id: str
+    data: bytes
+    end: bool
+
+
+class Resize(Frame, frozen=True, tag="resize"):
+    """A terminal's size has changed."""
+
+    id: str
+    rows: int
+    cols: int
+
+
+class Grant(Frame, frozen=True, tag="grant"):
+    """How much of a command's output may be told from now on, as in `Flow`."""
+
+    id: str
+    granted: int
+    waits: bool
+
+
+class Replay(Frame, frozen=True, tag="replay"):
+    """Have the guest tell what it keeps of a command's output, and then `Replayed`."""
 
     id: str
 
@@ -129,11 +182,39 @@ class IdentityFailed(Frame, frozen=True, tag="identity_failed"):
     message: str
 
 
+class Begun(Frame, frozen=True, tag="begun"):
+    """A command with a `flow` has become its program."""
+
+    generation: str
+    id: str
+
+
 class Output(Frame, frozen=True, tag="output"):
+    """`offset`: what its stream had before it."""
+
     generation: str
     id: str
     stream: Stream
+    offset: _Count
     data: bytes
+
+
+class StdinTaken(Frame, frozen=True, tag="stdin_taken"):
+    """So much of what `Stdin` brought is with the command. Not `open`: it takes no more."""
+
+    generation: str
+    id: str
+    bytes: _Count
+    open: bool
+
+
+class Replayed(Frame, frozen=True, tag="replayed"):
+    """What was kept of a command is told. `stdin_bytes`: what `Stdin` frames have brought it so far."""
+
+    generation: str
+    id: str
+    stdin_bytes: _Count
+    stdin_open: bool
 
 
 class Exited(Frame, frozen=True, tag="exit"):
@@ -167,7 +248,8 @@ class Pong(Frame, frozen=True, tag="pong"):
 
 
 class Running(Frame, frozen=True, tag="running"):
-    """The commands that run: said before each `Identified`, and when asked."""
+    """The commands that run: said before each `Identified`, and when asked. When asked also those of this
+    machine that have ended and are remembered; the `Exited` of each follows."""
 
     generation: str
     ids: tuple[str, ...]
@@ -181,14 +263,30 @@ class HttpStatus(Frame, frozen=True, tag="http_status"):
     message: str | None
 
 
-Request = Start | TakeIdentity | Exec | Cancel | Ping | ListExecs | SetClock | HttpGet
+Request = (
+    Start
+    | TakeIdentity
+    | Exec
+    | Cancel
+    | Stdin
+    | Resize
+    | Grant
+    | Replay
+    | Ping
+    | ListExecs
+    | SetClock
+    | HttpGet
+)
 Report = (
     Booted
     | Started
     | StartFailed
     | Identified
     | IdentityFailed
+    | Begun
     | Output
+    | StdinTaken
+    | Replayed
     | Exited
     | ExecFailed
     | WorkloadExit

@@ -17,6 +17,7 @@ from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qe
 from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
+from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.monitor import Monitor, MonitorError
 from forktree_agent.engine.microvm.shim import NoShim, ShimClient
 from forktree_agent.engine.microvm.tracking import track
@@ -118,6 +119,7 @@ class Vmms:
         self._guest = guest
         self._keeper = keeper
         self._tasks = tasks
+        self._allowance = Allowance(NODE_BYTES)
         self._counter_khz = counter_khz
         self._vmms: dict[str, Vmm] = {}
         self._uids: set[int] = set()
@@ -317,7 +319,7 @@ class Vmms:
             build=build,
             monitor=Monitor(channels["monitor"], name),
             shim=ShimClient(channels["shim"]),
-            guest=GuestChannel(channels["guest"], name),
+            guest=GuestChannel(channels["guest"], name, self._allowance),
             answering=Answering(self._settings.answer_seconds),
             closing=asyncio.Event(),
         )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import msgspec
@@ -28,7 +29,9 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     ExecNotFound,
+    ExecReader,
     ExecResult,
+    ExecState,
     ForkClocks,
     ForkResult,
     HookFailed,
@@ -45,6 +48,7 @@ from forktree_agent.engine.contract import (
     PointId,
     PointLost,
     Shape,
+    TerminalSize,
     TreeLimits,
     Usage,
 )
@@ -168,13 +172,46 @@ class NullEngine:
         self._there(machine)
         raise CommandRefused(NOTHING_RUNS)
 
-    def execs(self, machine: MachineId) -> tuple[str, ...]:
+    async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:
+        self._there(machine)
+        raise CommandRefused(NOTHING_RUNS)
+
+    @asynccontextmanager
+    async def streaming(
+        self, machine: MachineId, command: Command, *, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        self._there(machine)
+        raise CommandRefused(NOTHING_RUNS)
+        yield
+
+    @asynccontextmanager
+    async def reading(
+        self, machine: MachineId, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        raise self._unknown(machine, exec_id)
+        yield
+
+    async def write(
+        self, machine: MachineId, exec_id: str, data: bytes, *, end: bool, deadline: float
+    ) -> None:
+        raise self._unknown(machine, exec_id)
+
+    async def resize(self, machine: MachineId, exec_id: str, size: TerminalSize) -> None:
+        raise self._unknown(machine, exec_id)
+
+    async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
+        raise self._unknown(machine, exec_id)
+
+    def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         self._there(machine)
         return ()
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        raise self._unknown(machine, exec_id)
+
+    def _unknown(self, machine: MachineId, exec_id: str) -> ExecNotFound:
         self._there(machine)
-        raise ExecNotFound(f"machine {machine} knows of no command {exec_id}: {NOTHING_RUNS}")
+        return ExecNotFound(f"machine {machine} knows of no command {exec_id}: {NOTHING_RUNS}")
 
     async def answered(self, machine: MachineId, *, deadline: float) -> float | None:
         self._there(machine)

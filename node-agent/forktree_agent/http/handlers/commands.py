@@ -10,25 +10,50 @@ from aiohttp import web
 
 from forktree.models import Session
 from forktree.wire import AttachQuery, ChildLog, Exec, ExecFinished, ExecList
+from forktree.wire_exec import (
+    ExecDetached,
+    ExecInput,
+    ExecInputTaken,
+    ExecKilled,
+    StreamAlive,
+    StreamEnd,
+    StreamError,
+    StreamOutput,
+    StreamStarted,
+)
 from forktree_agent.control.branch_logs import KEPT_BYTES
-from forktree_agent.http import bodies, branch_log, executing, locating
+from forktree_agent.http import bodies, branch_log, detaching, executing, locating
 from forktree_agent.http.requests import REQUEST_ID
-from forktree_agent.http.table import Asked, Right, Route
+from forktree_agent.http.table import Asked, Lines, Right, Route
+
+EVENTS: Final = Lines((StreamStarted, StreamOutput, StreamAlive, StreamEnd, StreamError))
 
 LOG_SECONDS = 15.0
 """For another agent to read a log: milliseconds, and as many to send its 2 MiB."""
 
 
-async def _exec(asked: Asked) -> web.Response:
+async def _exec(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(Exec)
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await _placed(asked, start_by)
+    request_id = asked.request[REQUEST_ID]
+    if wanted.stream:
+        if node := locating.other_node(asked.facade, session):
+            return await asked.relay(node, "exec", begin_by=start_by + executing.MARGIN_SECONDS)
+        return await detaching.stream(
+            asked.facade, session, wanted, asked.request, start_by=start_by, request_id=request_id
+        )
+    if wanted.detach:
+        if node := locating.other_node(asked.facade, session):
+            return await asked.session_elsewhere(node, "exec", end_by=start_by + executing.MARGIN_SECONDS)
+        begun = await detaching.detach(
+            asked.facade, session, wanted, start_by=start_by, request_id=request_id
+        )
+        return await bodies.answer(begun, HTTPStatus.ACCEPTED)
     if node := locating.other_node(asked.facade, session):
         end_by = start_by + wanted.timeout_seconds + executing.MARGIN_SECONDS
         return await asked.session_elsewhere(node, "exec", end_by=end_by)
-    body = await executing.execute(
-        asked.facade, session, wanted, start_by=start_by, request_id=asked.request[REQUEST_ID]
-    )
+    body = await executing.execute(asked.facade, session, wanted, start_by=start_by, request_id=request_id)
     return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
 
 
@@ -38,14 +63,27 @@ async def _execs(asked: Asked) -> web.Response:
     if node := locating.other_node(asked.facade, session):
         return await asked.session_elsewhere(node, "execs", end_by=start_by)
     session = await executing.running(asked.facade, session, start_by)
-    return await bodies.answer(ExecList(ids=asked.facade.execs(session)))
+    return await bodies.answer(detaching.listed(asked.facade.execs(session)))
 
 
-async def _attach(asked: Asked) -> web.Response:
-    exec_id = asked.named("exec_id")
-    wait_seconds = asked.query(AttachQuery).wait_seconds
+async def _attach(asked: Asked) -> web.StreamResponse:
+    exec_id, query = asked.named("exec_id"), asked.query(AttachQuery)
+    wait_seconds, stdout, stderr = query.wait_seconds, query.stdout_offset, query.stderr_offset
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await _placed(asked, start_by)
+    if query.stream:
+        if node := locating.other_node(asked.facade, session):
+            what = f"execs/{exec_id}?stream=1&stdout_offset={stdout}&stderr_offset={stderr}"
+            return await asked.relay(node, what, begin_by=start_by)
+        return await detaching.stream_again(
+            asked.facade,
+            session,
+            exec_id,
+            asked.request,
+            stdout_offset=stdout,
+            stderr_offset=stderr,
+            start_by=start_by,
+        )
     if node := locating.other_node(asked.facade, session):
         what = f"execs/{exec_id}?wait_seconds={wait_seconds}"
         return await asked.session_elsewhere(node, what, end_by=start_by + wait_seconds)
@@ -53,6 +91,28 @@ async def _attach(asked: Asked) -> web.Response:
         asked.facade, session, exec_id, start_by=start_by, wait_seconds=wait_seconds
     )
     return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+
+
+async def _write(asked: Asked) -> web.Response:
+    exec_id, wanted = asked.named("exec_id"), await asked.body(ExecInput)
+    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+    session = await _placed(asked, start_by)
+    if node := locating.other_node(asked.facade, session):
+        end_by = start_by + detaching.INPUT_SECONDS
+        return await asked.session_elsewhere(node, f"execs/{exec_id}/stdin", end_by=end_by)
+    return await bodies.answer(
+        await detaching.write(asked.facade, session, exec_id, wanted, start_by=start_by)
+    )
+
+
+async def _kill(asked: Asked) -> web.Response:
+    exec_id = asked.named("exec_id")
+    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+    session = await _placed(asked, start_by)
+    if node := locating.other_node(asked.facade, session):
+        end_by = start_by + detaching.KILL_SECONDS
+        return await asked.session_elsewhere(node, f"execs/{exec_id}", end_by=end_by)
+    return await bodies.answer(await detaching.kill(asked.facade, session, exec_id, start_by=start_by))
 
 
 async def _child_log(asked: Asked) -> web.Response:
@@ -76,11 +136,11 @@ ROUTES: Final = (
     Route(
         method="POST",
         path="/sessions/{session_id}/exec",
-        summary="Run a command to its end",
+        summary="Run a command: to its end, or with `detach` or `stream` beyond this call",
         handler=_exec,
         rights=(Right("create", "sessions/exec"),),
         body=Exec,
-        answers={HTTPStatus.OK: (ExecFinished,)},
+        answers={HTTPStatus.OK: (ExecFinished, EVENTS), HTTPStatus.ACCEPTED: (ExecDetached,)},
     ),
     Route(
         method="GET",
@@ -97,7 +157,24 @@ ROUTES: Final = (
         handler=_attach,
         rights=(Right("get", "sessions/exec"),),
         query=AttachQuery,
-        answers={HTTPStatus.OK: (ExecFinished,)},
+        answers={HTTPStatus.OK: (ExecFinished, EVENTS)},
+    ),
+    Route(
+        method="POST",
+        path="/sessions/{session_id}/execs/{exec_id}/stdin",
+        summary="Give a command input that was begun with `stdin_open`",
+        handler=_write,
+        rights=(Right("create", "sessions/exec"),),
+        body=ExecInput,
+        answers={HTTPStatus.OK: (ExecInputTaken,)},
+    ),
+    Route(
+        method="DELETE",
+        path="/sessions/{session_id}/execs/{exec_id}",
+        summary="Kill a command, whoever began it",
+        handler=_kill,
+        rights=(Right("create", "sessions/exec"),),
+        answers={HTTPStatus.OK: (ExecKilled,)},
     ),
     Route(
         method="GET",

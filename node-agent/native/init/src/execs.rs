@@ -1,31 +1,36 @@
 //! The commands that run for the host: their output, their time limits and their ends.
 
-use crate::frames::{Blob, Env, ExecRequest, Refusal, Report, Stream};
+use crate::frames::{Blob, Env, ExecRequest, Refusal, Report, Stream, TerminalSize};
+use crate::input::Input;
+use crate::output::{Output, CHUNK_BYTES};
 use crate::port::Port;
 use crate::process::{Launch, Program, Refused, Streams, Verdict};
+use crate::remembered::Remembered;
 use crate::sys;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// How many may run at once. Three descriptors each, within the start value of the limit on open files.
+/// How many may run at once. Four descriptors each, within the start value of the limit on open files.
 const MAX_RUNNING: usize = 128;
 
 /// How many pipes of ended commands are still emptied for the processes they left behind.
 const MAX_ORPHANS: usize = 256;
 
-/// Output travels in frames of this much, before base64: the driver takes such a frame whole.
-const CHUNK_BYTES: usize = 16 << 10;
-
 /// No process can run longer than this: a year, so that adding it to a clock cannot overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What a command wrote to its terminal gets to our end of it within this time after its own end. Nothing says when
+/// that is all of it: a process that it left behind may write on.
+const TERMINAL_DRAIN: Duration = Duration::from_millis(200);
 
 /// One thing of ours to be polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     Launch(libc::pid_t),
     Output(libc::pid_t, Stream),
+    Input(libc::pid_t),
     Orphan(RawFd),
 }
 
@@ -45,18 +50,22 @@ struct Exec {
     refused: Option<Refused>,
     stdout: Option<Pipe>,
     stderr: Option<Pipe>,
+    output: Output,
+    input: Option<Input>,
+    on_terminal: bool,
     /// None once it was killed for it.
     deadline: Option<Instant>,
     timed_out: bool,
-    output_left: usize,
-    truncated: bool,
     status: Option<libc::c_int>,
+    /// Of one on a terminal that has ended: when its output counts as read.
+    drained_at: Option<Instant>,
 }
 
 /// All of them.
 #[derive(Default)]
 pub struct Execs {
     running: BTreeMap<libc::pid_t, Exec>,
+    ended: Remembered,
     orphans: VecDeque<OwnedFd>,
 }
 
@@ -67,6 +76,43 @@ pub fn ending(status: libc::c_int) -> (i32, Option<i32>) {
         return (128 + signal, Some(signal));
     }
     (libc::WEXITSTATUS(status), None)
+}
+
+/// Both ends of what a command reads and writes: the command's, which it alone must hold, and ours.
+struct Ends {
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    /// None: it is where `stdout` is.
+    stderr: Option<OwnedFd>,
+    from_stdout: OwnedFd,
+    from_stderr: Option<OwnedFd>,
+    input: Option<Input>,
+}
+
+impl Ends {
+    fn new(request: &ExecRequest) -> io::Result<Self> {
+        if let Some(size) = request.terminal {
+            return Self::terminal(size);
+        }
+        let (stdin, input) = match &request.stdin {
+            _ if request.stdin_open => {
+                let (reader, writer) = sys::input_pipe()?;
+                (reader, Some(Input::new(writer, false)))
+            }
+            Some(content) => (sys::memory_file(&content.0)?, None),
+            None => (std::fs::File::open("/dev/null")?.into(), None),
+        };
+        let (from_stdout, stdout) = sys::pipe()?;
+        let (from_stderr, stderr) = sys::pipe()?;
+        Ok(Self { stdin, stdout, stderr: Some(stderr), from_stdout, from_stderr: Some(from_stderr), input })
+    }
+
+    fn terminal(size: TerminalSize) -> io::Result<Self> {
+        let (ours, theirs) = sys::terminal(size)?;
+        let input = Some(Input::new(ours.try_clone()?, true));
+        let stdin = theirs.try_clone()?;
+        Ok(Self { stdin, stdout: theirs, stderr: None, from_stdout: ours, from_stderr: None, input })
+    }
 }
 
 impl Execs {
@@ -80,27 +126,27 @@ impl Execs {
         }
         let failed = |error: io::Error| Refused::new(Refusal::Internal, format!("no streams can be made: {error}"));
         let mut program = Program::new(&request.argv, env, request.cwd.as_deref())?;
-        let stdin = match &request.stdin {
-            Some(content) => sys::memory_file(&content.0).map_err(failed)?,
-            None => std::fs::File::open("/dev/null").map_err(failed)?.into(),
-        };
-        let (stdout, stdout_writer) = sys::pipe().map_err(failed)?;
-        let (stderr, stderr_writer) = sys::pipe().map_err(failed)?;
-        let streams = Streams { stdin: stdin.as_fd(), stdout: stdout_writer.as_fd(), stderr: stderr_writer.as_fd() };
+        let ends = Ends::new(&request).map_err(failed)?;
+        let (stdout, on_terminal) = (ends.stdout.as_fd(), request.terminal.is_some());
+        let stderr = ends.stderr.as_ref().map_or(stdout, OwnedFd::as_fd);
+        let streams = Streams { stdin: ends.stdin.as_fd(), stdout, stderr, is_terminal: on_terminal };
         let (pid, launch) = program.launch(&streams, group)?;
+        self.ended.forget(&request.id);
         let exec = Exec {
             id: request.id,
             generation: request.generation,
             program,
             launch: Some(launch),
             refused: None,
-            stdout: Some(Pipe { reader: stdout, tail_bytes: None }),
-            stderr: Some(Pipe { reader: stderr, tail_bytes: None }),
+            stdout: Some(Pipe { reader: ends.from_stdout, tail_bytes: None }),
+            stderr: ends.from_stderr.map(|reader| Pipe { reader, tail_bytes: None }),
+            output: Output::new(request.output_limit, request.flow),
+            input: ends.input,
+            on_terminal,
             deadline: Some(Instant::now() + Duration::from_millis(request.timeout_ms).min(LONGEST)),
             timed_out: false,
-            output_left: request.output_limit,
-            truncated: false,
             status: None,
+            drained_at: None,
         };
         self.running.insert(pid, exec);
         Ok(())
@@ -115,6 +161,50 @@ impl Execs {
         }
     }
 
+    fn find(&mut self, id: &str) -> Option<&mut Exec> {
+        self.running.values_mut().find(|exec| exec.id == id)
+    }
+
+    /// Input for a command. Of one that is gone the host hears otherwise.
+    pub fn feed(&mut self, id: &str, data: &Blob, end: bool, port: &mut Port) {
+        if let Some(exec) = self.find(id) {
+            if let Some(input) = &mut exec.input {
+                input.feed(&data.0, end);
+            }
+            exec.tell_input(port);
+        }
+    }
+
+    /// A terminal has another size now.
+    pub fn resize(&mut self, id: &str, size: TerminalSize) {
+        let input = self.find(id).and_then(|exec| exec.input.as_ref());
+        if let Some(terminal) = input.and_then(Input::terminal) {
+            // Fails only for what is no terminal any more.
+            let _ = sys::set_terminal_size(terminal, size);
+        }
+    }
+
+    /// How much of a command's output may be told from now on.
+    pub fn grant(&mut self, id: &str, granted: u64, waits: bool) {
+        if let Some(exec) = self.find(id) {
+            exec.output.grant(granted, waits);
+        }
+    }
+
+    /// Tell what is kept of a command's output.
+    pub fn replay(&mut self, id: &str, generation: &str, port: &mut Port) {
+        let (mut stdin_bytes, mut stdin_open) = (0, false);
+        if let Some(exec) = self.find(id) {
+            exec.output.replay((&exec.generation, &exec.id), port);
+            if let Some(input) = &exec.input {
+                (stdin_bytes, stdin_open) = (input.received(), input.taken().1);
+            }
+        } else {
+            self.ended.replay(generation, id, port);
+        }
+        port.send(&Report::Replayed { generation: generation.to_owned(), id: id.to_owned(), stdin_bytes, stdin_open });
+    }
+
     /// Kill what has run out of time.
     pub fn expire(&mut self, now: Instant) {
         for (pid, exec) in &mut self.running {
@@ -126,15 +216,26 @@ impl Execs {
         }
     }
 
-    /// When `expire` has to be called next.
+    /// When `expire` and `settle` have to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.running.values().filter(|exec| exec.status.is_none()).filter_map(|exec| exec.deadline).min()
+        self.running
+            .values()
+            .filter_map(|exec| if exec.status.is_none() { exec.deadline } else { exec.drained_at })
+            .min()
     }
 
     /// This is another machine now. What runs goes on in the parent and here, and is told of in both.
     pub fn carry_on(&mut self, generation: &str) {
         for exec in self.running.values_mut() {
             generation.clone_into(&mut exec.generation);
+            exec.output.let_go();
+        }
+    }
+
+    /// Another host asks than the one that granted.
+    pub fn let_go(&mut self) {
+        for exec in self.running.values_mut() {
+            exec.output.let_go();
         }
     }
 
@@ -143,37 +244,55 @@ impl Execs {
         self.running.values().map(|exec| exec.id.clone()).collect()
     }
 
-    /// What to poll for reading.
-    pub fn sources(&self, port_takes_output: bool) -> Vec<(RawFd, Source)> {
+    /// Those that have ended, and of which the host may not have heard.
+    pub fn ended(&self) -> &Remembered {
+        &self.ended
+    }
+
+    /// What to poll, and for which events.
+    pub fn sources(&self, port_takes_output: bool) -> Vec<(RawFd, libc::c_short, Source)> {
         let mut sources = Vec::new();
         for (pid, exec) in &self.running {
             if let Some(launch) = &exec.launch {
-                sources.push((launch.as_raw_fd(), Source::Launch(*pid)));
+                sources.push((launch.as_raw_fd(), libc::POLLIN, Source::Launch(*pid)));
             }
-            if !port_takes_output {
+            if let Some(input) = exec.input.as_ref().and_then(Input::wanted) {
+                sources.push((input, libc::POLLOUT, Source::Input(*pid)));
+            }
+            if !port_takes_output || exec.output.room() == 0 {
                 continue; // The pipes fill up and the command waits.
             }
             for (pipe, stream) in [(&exec.stdout, Stream::Stdout), (&exec.stderr, Stream::Stderr)] {
                 if let Some(pipe) = pipe {
-                    sources.push((pipe.reader.as_raw_fd(), Source::Output(*pid, stream)));
+                    sources.push((pipe.reader.as_raw_fd(), libc::POLLIN, Source::Output(*pid, stream)));
                 }
             }
         }
-        sources.extend(self.orphans.iter().map(|orphan| (orphan.as_raw_fd(), Source::Orphan(orphan.as_raw_fd()))));
+        let orphans = self.orphans.iter().map(AsRawFd::as_raw_fd);
+        sources.extend(orphans.map(|orphan| (orphan, libc::POLLIN, Source::Orphan(orphan))));
         sources
     }
 
     /// Take what `source` has to tell.
-    pub fn readable(&mut self, source: Source, port: &mut Port) {
+    pub fn ready(&mut self, source: Source, port: &mut Port) {
         match source {
             Source::Launch(pid) => {
                 if let Some(exec) = self.running.get_mut(&pid) {
-                    exec.learn_verdict();
+                    exec.learn_verdict(port);
                 }
             }
             Source::Output(pid, stream) => {
+                let kept_by = self.running.values().filter(|exec| exec.output.is_kept()).count();
                 if let Some(exec) = self.running.get_mut(&pid) {
-                    exec.read(stream, port);
+                    exec.read(stream, kept_by, port);
+                }
+            }
+            Source::Input(pid) => {
+                if let Some(exec) = self.running.get_mut(&pid) {
+                    if let Some(input) = &mut exec.input {
+                        input.pump();
+                    }
+                    exec.tell_input(port);
                 }
             }
             Source::Orphan(fd) => self.orphans.retain(|orphan| {
@@ -184,14 +303,21 @@ impl Execs {
     }
 
     /// Note that a process ended; false if it is none of these.
-    pub fn reaped(&mut self, pid: libc::pid_t, status: libc::c_int) -> bool {
+    pub fn reaped(&mut self, pid: libc::pid_t, status: libc::c_int, port: &mut Port) -> bool {
         let exec = match self.running.get_mut(&pid) {
             Some(exec) => exec,
             None => return false,
         };
-        exec.learn_verdict();
+        exec.learn_verdict(port);
         exec.take_verdict(); // Also where another process holds the pipe open.
         exec.status = Some(status);
+        if let Some(input) = &mut exec.input {
+            input.close();
+        }
+        if exec.on_terminal {
+            exec.drained_at = Some(Instant::now() + TERMINAL_DRAIN);
+            return true;
+        }
         for pipe in [&mut exec.stdout, &mut exec.stderr].into_iter().flatten() {
             pipe.tail_bytes = Some(sys::waiting_bytes(&pipe.reader));
         }
@@ -199,10 +325,8 @@ impl Execs {
     }
 
     /// Report every command that has ended and whose output is sent.
-    pub fn settle(&mut self, port: &mut Port) {
-        let is_done =
-            |exec: &Exec| exec.status.is_some() && exec.stdout_and_stderr().all(|pipe| pipe.tail_bytes == Some(0));
-        let done: Vec<_> = self.running.iter().filter(|(_, exec)| is_done(exec)).map(|(pid, _)| *pid).collect();
+    pub fn settle(&mut self, now: Instant, port: &mut Port) {
+        let done: Vec<_> = self.running.iter().filter(|(_, exec)| exec.is_done(now)).map(|(pid, _)| *pid).collect();
         for pid in done {
             if let Some(exec) = self.running.remove(&pid) {
                 self.finish(exec, port);
@@ -211,23 +335,32 @@ impl Execs {
     }
 
     fn finish(&mut self, exec: Exec, port: &mut Port) {
-        port.send(&exec.report());
+        let report = exec.report();
+        port.send(&report);
         // Whoever still holds the other ends runs in the background and must not die of a closed pipe.
         self.orphans.extend(exec.stdout.into_iter().chain(exec.stderr).map(|pipe| pipe.reader));
         while self.orphans.len() > MAX_ORPHANS {
             self.orphans.pop_front();
         }
+        if exec.output.is_kept() {
+            self.ended.add(exec.generation, exec.id, report, exec.output);
+        }
     }
 }
 
 impl Exec {
-    fn stdout_and_stderr(&self) -> impl Iterator<Item = &Pipe> {
-        self.stdout.iter().chain(&self.stderr)
+    fn is_done(&self, now: Instant) -> bool {
+        let is_read = |pipe: &Pipe| pipe.tail_bytes == Some(0) || matches!(self.drained_at, Some(at) if at <= now);
+        self.status.is_some() && self.stdout.iter().chain(&self.stderr).all(is_read)
     }
 
-    fn learn_verdict(&mut self) {
+    fn learn_verdict(&mut self, port: &mut Port) {
         let verdict = self.launch.as_mut().map(|launch| launch.verdict(&self.program));
+        let runs = verdict == Some(Verdict::Running);
         self.note(verdict);
+        if runs && self.output.flows() {
+            port.send(&Report::Begun { generation: self.generation.clone(), id: self.id.clone() });
+        }
     }
 
     /// Of one that has ended.
@@ -247,7 +380,13 @@ impl Exec {
         }
     }
 
-    fn read(&mut self, stream: Stream, port: &mut Port) {
+    fn tell_input(&mut self, port: &mut Port) {
+        let (bytes, open) = self.input.as_ref().map_or((0, false), Input::taken);
+        let (generation, id) = (self.generation.clone(), self.id.clone());
+        port.send(&Report::StdinTaken { generation, id, bytes, open });
+    }
+
+    fn read(&mut self, stream: Stream, kept_by: usize, port: &mut Port) {
         let slot = match stream {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
@@ -257,27 +396,19 @@ impl Exec {
             None => return,
         };
         let mut buffer = [0; CHUNK_BYTES];
-        let room = pipe.tail_bytes.map_or(CHUNK_BYTES, |tail| tail.min(CHUNK_BYTES));
+        // The other stream may have taken what there was room for a moment ago.
+        let room = pipe.tail_bytes.unwrap_or(CHUNK_BYTES).min(self.output.room());
+        if room == 0 {
+            return; // With no tail there is nothing left to wait for either, and `settle` has seen that already.
+        }
         match sys::read_available(&pipe.reader, &mut buffer[..room]) {
             Ok(None) => (),
             Ok(Some(count)) if count > 0 => {
                 pipe.tail_bytes = pipe.tail_bytes.map(|tail| tail - count);
-                self.forward(stream, &buffer[..count], port);
+                self.output.take((&self.generation, &self.id), stream, &buffer[..count], kept_by, port);
             }
-            // The end, or an error that leaves nothing more to read. With no room there is nothing left to wait for
-            // either, and `settle` has seen that already.
-            _ if room > 0 => *slot = None,
-            _ => (),
-        }
-    }
-
-    fn forward(&mut self, stream: Stream, output: &[u8], port: &mut Port) {
-        let kept = output.len().min(self.output_left);
-        self.output_left -= kept;
-        self.truncated |= kept < output.len();
-        if kept > 0 {
-            let data = Blob(output[..kept].to_vec());
-            port.send(&Report::Output { generation: self.generation.clone(), id: self.id.clone(), stream, data });
+            // The end, or an error that leaves nothing more to read: on a terminal the two are the same.
+            _ => *slot = None,
         }
     }
 
@@ -288,6 +419,6 @@ impl Exec {
         }
         let (code, signal) = ending(self.status.unwrap_or_default());
         let code = if self.timed_out { -1 } else { code };
-        Report::Exit { generation, id, code, timed_out: self.timed_out, signal, truncated: self.truncated }
+        Report::Exit { generation, id, code, timed_out: self.timed_out, signal, truncated: self.output.truncated }
     }
 }

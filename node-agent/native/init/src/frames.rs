@@ -6,11 +6,12 @@
 
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// Version of this protocol, said in `booted`.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Longer lines are dropped whole: 16 MiB of input in base64, and room for arguments.
 pub const MAX_LINE_BYTES: usize = 24 << 20;
@@ -39,8 +40,22 @@ impl Serialize for Blob {
 
 impl<'de> Deserialize<'de> for Blob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        STANDARD.decode(text).map(Blob).map_err(serde::de::Error::custom)
+        deserializer.deserialize_str(BlobVisitor)
+    }
+}
+
+/// Decodes the text where it lies: input of megabytes is not copied for it.
+struct BlobVisitor;
+
+impl Visitor<'_> for BlobVisitor {
+    type Value = Blob;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("base64")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Blob, E> {
+        STANDARD.decode(text).map(Blob).map_err(E::custom)
     }
 }
 
@@ -56,6 +71,14 @@ pub enum Request {
     Exec(ExecRequest),
     /// Kill a command's process group; its `exit` follows as after any other end.
     Cancel { id: String },
+    /// Further input of a command whose input is open; `end`: there is none after it.
+    Stdin { id: String, data: Blob, end: bool },
+    /// A terminal's size has changed.
+    Resize { id: String, rows: u16, cols: u16 },
+    /// From now on this much of a command's output may be told: see `Flow`.
+    Grant { id: String, granted: u64, waits: bool },
+    /// Tell once more what is kept of a command's output; ends with a `replayed`.
+    Replay { id: String },
     /// Answered by a `pong` with the same nonce.
     Ping { nonce: String },
     /// Answered by `running`.
@@ -97,8 +120,33 @@ pub struct ExecRequest {
     pub cwd: Option<String>,
     pub stdin: Option<Blob>,
     pub timeout_ms: u64,
-    /// For both streams together; what goes beyond is read and dropped.
+    /// For both streams together; what goes beyond is read and dropped. Not where there is a `flow`.
     pub output_limit: usize,
+    /// Its input is what `stdin` frames bring, until their end, in place of `stdin`.
+    pub stdin_open: bool,
+    /// It runs on a terminal of its own, and all of its output is `stdout`.
+    pub terminal: Option<TerminalSize>,
+    /// None: its output is told as it comes, and none of it is kept.
+    pub flow: Option<Flow>,
+}
+
+/// Of a terminal, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
+/// How a command's output is told to a host that does not take everything at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct Flow {
+    /// How much output of both streams may be told, counted from the command's begin; from this machine's birth and
+    /// from each `list` it is counted anew.
+    pub granted: u64,
+    /// What is beyond: the command waits with it, or else it is read and not told.
+    pub waits: bool,
+    /// How much of each stream's end is kept here, for a host that asks for it again.
+    pub tail_bytes: usize,
 }
 
 /// Where output came from.
@@ -127,7 +175,7 @@ pub enum Refusal {
 
 /// What the guest tells. Commands' frames carry the generation of the machine that sends them: a command that goes on
 /// in a forked machine is told of under the new one.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Report {
     Booted {
@@ -147,11 +195,32 @@ pub enum Report {
         generation: String,
         message: String,
     },
+    /// A command with a `flow` has become its program.
+    Begun {
+        generation: String,
+        id: String,
+    },
+    /// `offset`: what its stream had before it.
     Output {
         generation: String,
         id: String,
         stream: Stream,
+        offset: u64,
         data: Blob,
+    },
+    /// So much of what `stdin` frames brought is with the command. Not `open`: it takes no more.
+    StdinTaken {
+        generation: String,
+        id: String,
+        bytes: u64,
+        open: bool,
+    },
+    /// What was kept of a command is told. `stdin_bytes`: what `stdin` frames have brought so far.
+    Replayed {
+        generation: String,
+        id: String,
+        stdin_bytes: u64,
+        stdin_open: bool,
     },
     Exit {
         generation: String,
@@ -176,7 +245,8 @@ pub enum Report {
     Pong {
         nonce: String,
     },
-    /// The commands that run: said before each `identified`, and when asked.
+    /// The commands that run: said before each `identified`, and when asked. When asked also those of this machine
+    /// that have ended and are remembered; the `exit` of each follows.
     Running {
         generation: String,
         ids: Vec<String>,
@@ -217,16 +287,16 @@ impl Lines {
     /// The lines that `chunk` completes, without their newlines. Empty and overlong lines are left out.
     pub fn feed(&mut self, chunk: &[u8]) -> Vec<Vec<u8>> {
         let mut complete = Vec::new();
-        let mut pieces = chunk.split(|byte| *byte == b'\n').peekable();
-        while let Some(piece) = pieces.next() {
-            self.append(piece);
-            if pieces.peek().is_some() {
-                let line = std::mem::take(&mut self.partial);
-                if !std::mem::take(&mut self.overlong) && !line.is_empty() {
-                    complete.push(line);
-                }
+        let mut rest = chunk;
+        while let Some(end) = memchr::memchr(b'\n', rest) {
+            self.append(&rest[..end]);
+            rest = &rest[end + 1..];
+            let line = std::mem::take(&mut self.partial);
+            if !std::mem::take(&mut self.overlong) && !line.is_empty() {
+                complete.push(line);
             }
         }
+        self.append(rest);
         complete
     }
 
@@ -289,6 +359,9 @@ mod tests {
                 stdin: Some(Blob(vec![0, 10, 255])),
                 timeout_ms: 1500,
                 output_limit: 65536,
+                stdin_open: false,
+                terminal: None,
+                flow: None,
             }),
             Request::Exec(ExecRequest {
                 id: "a2".to_owned(),
@@ -299,8 +372,16 @@ mod tests {
                 stdin: None,
                 timeout_ms: 1,
                 output_limit: 0,
+                stdin_open: true,
+                terminal: Some(TerminalSize { rows: 24, cols: 80 }),
+                flow: Some(Flow { granted: 1 << 40, waits: true, tail_bytes: 65536 }),
             }),
             Request::Cancel { id: "a1".to_owned() },
+            Request::Stdin { id: "a1".to_owned(), data: Blob(b"hi\n".to_vec()), end: false },
+            Request::Stdin { id: "a1".to_owned(), data: Blob(vec![]), end: true },
+            Request::Resize { id: "a1".to_owned(), rows: 50, cols: 132 },
+            Request::Grant { id: "a1".to_owned(), granted: 262_144, waits: false },
+            Request::Replay { id: "a1".to_owned() },
             Request::Ping { nonce: "n1".to_owned() },
             Request::List,
             Request::Clock { unix_ns: 1_767_225_600_123_456_789 },
@@ -326,8 +407,23 @@ mod tests {
             Report::StartFailed { message: "not found: \"/bin/server\"".to_owned() },
             Report::Identified { generation: generation() },
             Report::IdentityFailed { generation: generation(), message: "not frozen".to_owned() },
-            Report::Output { generation: generation(), id: id(), stream: Stream::Stdout, data: Blob(b"hi\n".to_vec()) },
-            Report::Output { generation: generation(), id: id(), stream: Stream::Stderr, data: Blob(vec![255, 0]) },
+            Report::Begun { generation: generation(), id: id() },
+            Report::Output {
+                generation: generation(),
+                id: id(),
+                stream: Stream::Stdout,
+                offset: 0,
+                data: Blob(b"hi\n".to_vec()),
+            },
+            Report::Output {
+                generation: generation(),
+                id: id(),
+                stream: Stream::Stderr,
+                offset: 1 << 40,
+                data: Blob(vec![255, 0]),
+            },
+            Report::StdinTaken { generation: generation(), id: id(), bytes: 3, open: true },
+            Report::Replayed { generation: generation(), id: id(), stdin_bytes: 3, stdin_open: false },
             Report::Exit {
                 generation: generation(),
                 id: id(),

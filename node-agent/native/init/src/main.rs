@@ -3,18 +3,24 @@
 //! It runs before every other process of the guest, as one loop that never blocks. What it says goes to the host
 //! through a virtio console port; only what ends the machine goes to the console.
 
+mod archive;
 mod boot;
 mod connections;
 mod execs;
+mod files;
 mod frames;
 mod http_get;
 mod identity;
+mod input;
 mod newborn;
+mod output;
 mod port;
 mod process;
+mod remembered;
 mod server;
 mod socket_diag;
 mod sys;
+mod transfer;
 mod workload;
 mod workload_group;
 
@@ -24,6 +30,10 @@ use std::io;
 const RUN_FOLDER: &str = "/run/forktree";
 
 fn main() {
+    if std::process::id() != 1 {
+        // A file tool, run like any command: the same program, so that every image has it.
+        std::process::exit(files::run(&std::env::args().skip(1).collect::<Vec<_>>()));
+    }
     let end = match prepare() {
         Ok(server) => format!("the channel to the host broke: {}", server.serve()),
         Err(message) => message,

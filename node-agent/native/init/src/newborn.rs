@@ -18,6 +18,9 @@ const STACK_BYTES: usize = 16 << 10;
 
 const SIGNAL_SET_BYTES: usize = 8;
 
+/// `TIOCSCTTY` of asm-generic/ioctls.h.
+const TIOCSCTTY: usize = 0x540E;
+
 /// The two steps of a start that are the caller's fault when they fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -47,6 +50,8 @@ pub struct Newborn {
     working_folder: *const libc::c_char,
     /// For its descriptors 0, 1 and 2; all are above these.
     streams: [RawFd; 3],
+    /// Its input is a terminal, which becomes its own.
+    on_terminal: bool,
     /// Closed by becoming the program.
     verdict: RawFd,
     stack: Vec<u8>,
@@ -64,7 +69,7 @@ struct KernelSigaction {
 }
 
 impl Newborn {
-    pub fn new(strings: Strings, streams: [RawFd; 3], verdict: RawFd) -> Box<Self> {
+    pub fn new(strings: Strings, streams: [RawFd; 3], on_terminal: bool, verdict: RawFd) -> Box<Self> {
         let terminated = |strings: &[CString]| -> Vec<*const libc::c_char> {
             strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
         };
@@ -74,6 +79,7 @@ impl Newborn {
             environment: terminated(&strings.environment),
             working_folder: strings.working_folder.as_ptr(),
             streams,
+            on_terminal,
             verdict,
             stack: vec![0; STACK_BYTES],
             _strings: strings,
@@ -135,6 +141,9 @@ extern "C" fn become_program(newborn: *const Newborn) -> ! {
         for from in newborn.streams {
             call(libc::SYS_dup2, [from.unsigned_abs() as usize, to, 0, 0]);
             to = to.wrapping_add(1);
+        }
+        if newborn.on_terminal {
+            call(libc::SYS_ioctl, [0, TIOCSCTTY, 0, 0]); // What fails here the program finds out for itself.
         }
         // Rust programs start with SIGPIPE ignored, and that would outlive exec, like a blocked SIGCHLD.
         let (default, none) = (std::ptr::addr_of!(default) as usize, std::ptr::addr_of!(none) as usize);

@@ -37,6 +37,8 @@ pub struct Streams<'a> {
     pub stdin: BorrowedFd<'a>,
     pub stdout: BorrowedFd<'a>,
     pub stderr: BorrowedFd<'a>,
+    /// All three are one terminal, which becomes the program's own.
+    pub is_terminal: bool,
 }
 
 /// How a start goes, learnt from a pipe that closes on exec.
@@ -107,7 +109,7 @@ impl Program {
         let strings = self.strings.take().ok_or_else(|| Refused::new(Refusal::Internal, "it was started before"))?;
         let (pipe, writer) = sys::pipe().map_err(failed)?;
         let descriptors = [&streams.stdin, &streams.stdout, &streams.stderr].map(AsRawFd::as_raw_fd);
-        let mut newborn = Newborn::new(strings, descriptors, writer.as_raw_fd());
+        let mut newborn = Newborn::new(strings, descriptors, streams.is_terminal, writer.as_raw_fd());
         let pid = newborn.start(group).map_err(failed)?;
         Ok((pid, Launch { pipe, told: None, _newborn: newborn }))
     }

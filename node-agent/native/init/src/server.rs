@@ -1,7 +1,7 @@
 //! The one loop: requests, ends of processes, output, time limits.
 
 use crate::execs::{ending, Execs, Source};
-use crate::frames::{Env, ExecRequest, Refusal, Report, Request, PROTOCOL};
+use crate::frames::{Env, ExecRequest, Refusal, Report, Request, TerminalSize, PROTOCOL};
 use crate::http_get::Gets;
 use crate::identity::{Marks, Persona};
 use crate::port::Port;
@@ -54,9 +54,9 @@ impl Server {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        self.execs.settle(&mut self.port);
-        self.port.flush()?;
         let now = Instant::now();
+        self.execs.settle(now, &mut self.port);
+        self.port.flush()?;
         let (mut polled, origins) = self.poll_set(now);
         let deadlines = [self.execs.next_deadline(), self.gets.next_deadline(), self.port.resumes(now)];
         let wake = deadlines.into_iter().flatten().min();
@@ -86,7 +86,7 @@ impl Server {
             sources.extend(start.into_iter().chain(output));
         }
         let execs = self.execs.sources(self.port.takes_output());
-        sources.extend(execs.into_iter().map(|(fd, source)| (fd, libc::POLLIN, Origin::Exec(source))));
+        sources.extend(execs.into_iter().map(|(fd, events, source)| (fd, events, Origin::Exec(source))));
         sources.extend(self.gets.sources().map(|(fd, events)| (fd, events, Origin::HttpGet(fd))));
         sources.into_iter().map(|(fd, events, origin)| (libc::pollfd { fd, events, revents: 0 }, origin)).unzip()
     }
@@ -105,7 +105,7 @@ impl Server {
                     workload.log_output();
                 }
             }
-            Origin::Exec(source) => self.execs.readable(source, &mut self.port),
+            Origin::Exec(source) => self.execs.ready(source, &mut self.port),
             Origin::HttpGet(fd) => self.gets.proceed(fd, &mut self.port),
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Server {
                 let report = match self.persona.assume(identity, &mut self.group, &mut self.marks) {
                     Ok(()) => {
                         self.execs.carry_on(&generation);
-                        self.tell_running(); // First, so that whoever knows of this machine knows of these.
+                        self.tell_running(self.execs.ids()); // First, so that whoever knows of this machine knows of these.
                         Report::Identified { generation }
                     }
                     Err(message) => Report::IdentityFailed { generation, message },
@@ -128,17 +128,30 @@ impl Server {
             }
             Request::Exec(request) => self.exec(request),
             Request::Cancel { id } => self.execs.cancel(&id),
+            Request::Stdin { id, data, end } => self.execs.feed(&id, &data, end, &mut self.port),
+            Request::Resize { id, rows, cols } => self.execs.resize(&id, TerminalSize { rows, cols }),
+            Request::Grant { id, granted, waits } => self.execs.grant(&id, granted, waits),
+            Request::Replay { id } => self.execs.replay(&id, self.persona.generation(), &mut self.port),
             Request::Ping { nonce } => self.port.send(&Report::Pong { nonce }),
-            Request::List => self.tell_running(),
+            Request::List => self.tell_all(),
             // PID 1 may do this; a clock that the kernel refuses to set is as wrong as it was.
             Request::Clock { unix_ns } => drop(sys::set_wall_clock(unix_ns)),
             Request::HttpGet(request) => self.gets.start(request, &mut self.port),
         }
     }
 
-    fn tell_running(&mut self) {
+    fn tell_running(&mut self, ids: Vec<String>) {
         let generation = self.persona.generation().to_owned();
-        self.port.send(&Report::Running { generation, ids: self.execs.ids() });
+        self.port.send(&Report::Running { generation, ids });
+    }
+
+    /// For a host that was not there before.
+    fn tell_all(&mut self) {
+        self.execs.let_go();
+        let mut ids = self.execs.ids();
+        ids.extend(self.execs.ended().ids(self.persona.generation()).map(str::to_owned));
+        self.tell_running(ids);
+        self.execs.ended().tell(self.persona.generation(), &mut self.port);
     }
 
     fn start(&mut self, argv: &[String], env: Env) {
@@ -185,7 +198,8 @@ impl Server {
         // One read takes all: signals of one kind do not queue up.
         let _ = sys::read_available(&self.signals, &mut [0; 1024]);
         while let Some((pid, status)) = sys::reap() {
-            if !self.execs.reaped(pid, status) && self.workload.as_ref().map(Workload::pid) == Some(pid) {
+            if !self.execs.reaped(pid, status, &mut self.port) && self.workload.as_ref().map(Workload::pid) == Some(pid)
+            {
                 self.report_start(); // If it ended at once, the start's outcome has not been told yet.
                 self.end_workload(status);
             }

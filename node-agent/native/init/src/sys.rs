@@ -1,5 +1,6 @@
 //! The system calls this program needs, one leaf function each. All `unsafe` of the program is here and in `newborn`.
 
+use crate::frames::TerminalSize;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -12,6 +13,9 @@ use std::time::Duration;
 /// `RNDADDENTROPY` and `RNDRESEEDCRNG` of linux/random.h.
 const RND_ADD_ENTROPY: libc::c_ulong = 0x4008_5203;
 const RND_RESEED_CRNG: libc::c_ulong = 0x5207;
+
+/// `TIOCGPTPEER` of asm-generic/ioctls.h: opens the other end of a terminal, wherever its file system is mounted.
+const TIOCGPTPEER: libc::c_ulong = 0x5441;
 
 /// `NETLINK_KOBJECT_UEVENT`'s group of events that come from the kernel itself.
 const KERNEL_UEVENTS: u32 = 1;
@@ -187,9 +191,62 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
     // SAFETY: pipe2 made both for us alone.
     let (reader, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: the descriptor is open.
-    check(unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
+    set_nonblocking(&reader)?;
     Ok((reader, writer))
+}
+
+/// A pipe for a command's input, read end first. The write end does not block; both close on exec.
+pub fn input_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends: [RawFd; 2] = [-1; 2];
+    // SAFETY: room for two descriptors.
+    check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: pipe2 made both for us alone.
+    let (reader, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    set_nonblocking(&writer)?;
+    Ok((reader, writer))
+}
+
+/// Have reads and writes of `fd` return rather than wait.
+pub fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open. It has no other flags that could be set.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)
+}
+
+/// A new terminal: our end, which does not block, and the command's. Both close on exec.
+pub fn terminal(size: TerminalSize) -> io::Result<(OwnedFd, OwnedFd)> {
+    let path = CString::new("/dev/pts/ptmx")?;
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: a valid NUL-terminated string.
+    let ours = owned(unsafe { libc::open(path.as_ptr(), flags) })?;
+    let unlocked: libc::c_int = 0;
+    // SAFETY: TIOCSPTLCK reads one int.
+    check(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSPTLCK, std::ptr::addr_of!(unlocked)) })?;
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: TIOCGPTPEER takes flags of open and returns a descriptor made for us alone.
+    let theirs = owned(unsafe { libc::ioctl(ours.as_raw_fd(), TIOCGPTPEER, flags) })?;
+    set_terminal_size(&ours, size)?;
+    Ok((ours, theirs))
+}
+
+/// Programs on the terminal are told by a signal.
+pub fn set_terminal_size(terminal: &OwnedFd, size: TerminalSize) -> io::Result<()> {
+    let size = libc::winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCSWINSZ reads one `winsize`.
+    check(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, std::ptr::addr_of!(size)) }).map(drop)
+}
+
+/// Write what can be written. `Ok(None)`: nothing now.
+pub fn write_available(fd: &impl AsRawFd, data: &[u8]) -> io::Result<Option<usize>> {
+    // SAFETY: pointer and length describe one live slice.
+    let count = unsafe { libc::write(fd.as_raw_fd(), data.as_ptr().cast(), data.len()) };
+    if let Ok(count) = usize::try_from(count) {
+        return Ok(Some(count));
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+        _ => Err(error),
+    }
 }
 
 /// How many bytes wait in a pipe.

@@ -36,7 +36,8 @@ impl Workload {
         let mut program = Program::new(argv, env, None)?;
         let stdin = File::open("/dev/null").map_err(failed)?;
         let (output, writer) = sys::pipe().map_err(failed)?;
-        let streams = Streams { stdin: stdin.as_fd(), stdout: writer.as_fd(), stderr: writer.as_fd() };
+        let (stdin, output_end) = (stdin.as_fd(), writer.as_fd());
+        let streams = Streams { stdin, stdout: output_end, stderr: output_end, is_terminal: false };
         let (pid, launch) = program.launch(&streams, group)?;
         Ok(Self { pid, program, launch: Some(launch), output: Some(output), log: Log::default() })
     }

@@ -1,0 +1,337 @@
+"""Commands that are tied to nobody: whoever asks for one by its id gets the rest of its output and its end.
+
+Those begun to be, those that ran at the fork of their machine, and those that an agent before us began.
+While somebody reads, the guest sends no more than a window ahead of the slowest reader, and the command
+waits. While nobody does, it goes on, and the end of what it writes is kept here and, shorter, in the guest,
+which has it still when this agent is gone. What a guest sends beyond what it was granted is kept like the
+rest: all bounds are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+from forktree_agent.engine.contract import (
+    Command,
+    CommandRefused,
+    DeadlineExceeded,
+    EngineError,
+    ExecNotFound,
+    ExecReader,
+    MachineGone,
+    TerminalSize,
+)
+from forktree_agent.engine.microvm import guest_frames as frames
+from forktree_agent.engine.microvm.guest_execs import Ending
+from forktree_agent.engine.microvm.kept_output import MACHINE_BYTES, Allowance
+from forktree_agent.engine.microvm.kept_reading import (
+    UNREAD_BYTES,
+    WINDOW_BYTES,
+    KeptExec,
+    Line,
+    Reader,
+)
+
+MAX_RUNNING = 128
+"""As many run at once in our init."""
+MAX_ENDED = 64
+"""How many that have ended are kept of one machine."""
+ENDED_SECONDS = 600.0
+"""How long."""
+TAIL_BYTES = 64 << 10
+"""What the guest keeps of each stream's end."""
+INPUT_WINDOW_BYTES = 256 << 10
+"""What a command's input may be ahead of the command."""
+INPUT_PIECE_BYTES = 48 << 10
+"""Of one frame: others get their turn in between."""
+RECALL_SECONDS = 5.0
+"""For the guest to tell what it has kept: milliseconds. One that does not is read without that."""
+
+_T = TypeVar("_T")
+
+
+class KeptExecs:
+    """All of one machine. Closed to what the guest says of commands that we did not begin, until opened."""
+
+    def __init__(self, name: str, line: Line, node: Allowance) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._name = name
+        self._line = line
+        self._execs: dict[str, KeptExec] = {}
+        self._ended: dict[str, asyncio.TimerHandle] = {}
+        self._node = node
+        self._left = MACHINE_BYTES
+        self._open = False
+
+    # Asked by others -----------------------------------------------------------------------------------
+
+    async def begin(self, command: Command, exec_id: str, generation: str, *, deadline: float) -> None:
+        """Until the command runs. `exec_id` is free. If this is given up, the command is killed."""
+        await self._begin(KeptExec(exec_id, generation, self._line), command, waits=False, deadline=deadline)
+
+    @asynccontextmanager
+    async def streaming(
+        self, command: Command, exec_id: str, generation: str, *, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        """The same, and read it from its first byte on."""
+        known = KeptExec(exec_id, generation, self._line)
+        reader = Reader(known, 0, 0)
+        known.readers.add(reader)
+        try:
+            await self._begin(known, command, waits=True, deadline=deadline)
+            yield reader
+        finally:
+            self._leave(known, reader)
+            if command.builtin:
+                self._drop(known)
+
+    @asynccontextmanager
+    async def reading(
+        self, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
+    ) -> AsyncGenerator[ExecReader]:
+        """Read one that began before."""
+        known = self.of(exec_id)
+        await self.recall(known, deadline=deadline)
+        reader = Reader(known, stdout_offset, stderr_offset)
+        known.readers.add(reader)
+        self._node.in_use(known)
+        try:
+            yield reader
+        finally:
+            self._leave(known, reader)
+
+    async def write(self, exec_id: str, data: bytes, *, end: bool, deadline: float) -> None:
+        """Give it input, as fast as it takes that."""
+        known = self.of(exec_id)
+        await self.recall(known, deadline=deadline)
+        try:
+            async with asyncio.timeout_at(deadline), known.stdin_turn:
+                await self._write(known, memoryview(data), end=end)
+        except TimeoutError:
+            raise DeadlineExceeded(f"command {exec_id} did not take its input before the deadline") from None
+
+    def resize(self, exec_id: str, size: TerminalSize) -> None:
+        known = self.of(exec_id)
+        if not known.ended.done():
+            self._line.send(frames.Resize(id=exec_id, rows=size.rows, cols=size.cols))
+
+    async def recall(self, known: KeptExec, *, deadline: float) -> None:
+        """Have the guest tell, once, what it has kept of a command that we did not begin."""
+        if not known.is_carried:
+            return
+        if known.replayed is None:
+            known.replayed = self._loop.create_future()
+            self._line.send(frames.Replay(id=known.id))
+        try:
+            soon = min(deadline, self._loop.time() + RECALL_SECONDS)
+            await self._line.wait(known.replayed, "tell what it has kept", soon)
+        except DeadlineExceeded:
+            return  # What it sends from now on is read all the same.
+
+    def of(self, exec_id: str) -> KeptExec:
+        known = self._execs.get(exec_id)
+        if known is None:
+            raise ExecNotFound(f"machine {self._name} knows of no command {exec_id}")
+        return known
+
+    def get(self, exec_id: str) -> KeptExec | None:
+        return self._execs.get(exec_id)
+
+    def all(self) -> Iterable[KeptExec]:
+        return self._execs.values()
+
+    def forget(self, exec_id: str) -> bool:
+        """Make room for a new command of this id. False if one runs."""
+        known = self._execs.get(exec_id)
+        if known is not None and not known.ended.done():
+            return False
+        self._remove(exec_id)
+        return True
+
+    # Told by the guest ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """From here until `confirm`, what a command unknown to us sends is that of a carried one.
+
+        Also under another generation than the channel's: it was read from the command before the guest took
+        on its identity, and nobody else is going to have it.
+        """
+        self._open = True
+
+    def confirm(self, ids: Iterable[str]) -> None:
+        """The guest says which commands there are. Those that it spoke of and that neither run nor ended, do
+        not exist."""
+        if not self._open:
+            return
+        self._open = False
+        there = set(ids)
+        for known in [each for each in self._execs.values() if each.is_carried and not each.ended.done()]:
+            if known.id not in there:
+                self._remove(known.id)
+        for exec_id in sorted(there):
+            self._entry(exec_id, create=True)
+
+    def take(self, report: frames.Begun | frames.Output | frames.StdinTaken | Ending) -> None:
+        """What the guest tells of a command that nobody waits for with `exec`."""
+        known = self._entry(report.id, create=self._open and isinstance(report, frames.Output | Ending))
+        if known is None or known.generation not in {None, report.generation}:
+            return
+        recalls = known.replayed is not None and not known.replayed.done()
+        if known.ended.done() and not (recalls and isinstance(report, frames.Output)):
+            return
+        match report:
+            case frames.Output():
+                self._keep(known, report)
+            case frames.Begun():
+                _settle(known.begun, None)
+            case frames.StdinTaken():
+                known.stdin_taken = max(known.stdin_taken, min(report.bytes, known.stdin_sent))
+                known.stdin_open &= report.open
+            case frames.Exited() | frames.ExecFailed():
+                self._end(known, report)
+        known.changed.ring()
+
+    def replayed(self, report: frames.Replayed) -> None:
+        known = self._execs.get(report.id)
+        if known is None or known.replayed is None or known.replayed.done():
+            return
+        known.stdin_open = report.stdin_open
+        known.stdin_sent = known.stdin_taken = report.stdin_bytes
+        known.replayed.set_result(report)
+
+    def close(self, end: MachineGone) -> None:
+        """The channel is gone."""
+        for timer in self._ended.values():
+            timer.cancel()
+        for known in self._execs.values():
+            for future in (known.begun, known.ended, known.replayed):
+                if future is not None and not future.done():
+                    future.set_exception(end)
+                    future.exception()  # Counts as retrieved: nobody has to wait for it.
+            self._node.in_use(known)
+            self._node.give_back(known.kept_bytes)
+            known.changed.ring()
+        self._execs.clear()
+
+    # Inside --------------------------------------------------------------------------------------------
+
+    async def _write(self, known: KeptExec, rest: memoryview, *, end: bool) -> None:
+        while rest or end:
+            if known.ended.done():
+                known.end()  # Says it better, where the machine is gone or it never ran.
+                raise CommandRefused(f"command {known.id} has ended and takes no input")
+            if not known.stdin_open:
+                raise CommandRefused(f"the input of command {known.id} is not open")
+            room = min(known.stdin_taken + INPUT_WINDOW_BYTES - known.stdin_sent, INPUT_PIECE_BYTES)
+            if room <= 0:
+                await known.changed.heard(float("inf"))
+                continue
+            piece, rest = rest[:room], rest[room:]
+            last = end and not rest
+            known.stdin_sent += len(piece)
+            known.stdin_open = not last
+            self._line.send(frames.Stdin(id=known.id, data=bytes(piece), end=last))
+            if last:
+                return
+
+    async def _begin(self, known: KeptExec, command: Command, *, waits: bool, deadline: float) -> None:
+        flow = frames.Flow(
+            granted=WINDOW_BYTES if waits else UNREAD_BYTES,
+            waits=waits,
+            tail_bytes=0 if command.builtin else TAIL_BYTES,
+        )
+        self._line.start(known.id, command, known.generation or "", flow)
+        self._execs[known.id] = known
+        known.granted = (flow.granted, flow.waits)
+        known.stdin_open = command.stdin_open or command.terminal is not None
+        try:
+            await self._line.wait(
+                known.begun, f"run {command.argv[0]!r}" if command.argv else "run", deadline
+            )
+            if known.ended.done():
+                known.end()  # Raises where it never ran.
+        except (DeadlineExceeded, asyncio.CancelledError):
+            with suppress(MachineGone):
+                self._line.send(frames.Cancel(id=known.id))
+            raise
+        except EngineError:
+            self._remove(known.id)
+            raise
+        if known.stdin_open and command.stdin:
+            await self.write(known.id, command.stdin, end=False, deadline=deadline)
+
+    def _leave(self, known: KeptExec, reader: Reader) -> None:
+        known.readers.discard(reader)
+        if known.ended.done():
+            self._may_go(known)
+        with suppress(MachineGone):  # Then nobody is there to be told.
+            known.grant()
+
+    def _drop(self, known: KeptExec) -> None:
+        """A tool is its caller's alone: it ends with it, and nobody asks for what it said."""
+        if self._execs.get(known.id) is not known:
+            return
+        if not known.ended.done():
+            with suppress(MachineGone):
+                self._line.send(frames.Cancel(id=known.id))
+        self._remove(known.id)
+
+    def _may_go(self, known: KeptExec) -> None:
+        """It has ended: its output is kept while there is room, unless somebody reads it."""
+        if known.readers or self._execs.get(known.id) is not known:
+            return
+
+        def drop() -> int:
+            dropped = known.drop_output()
+            self._left += dropped
+            return dropped
+
+        self._node.idle(known, drop)
+
+    def _keep(self, known: KeptExec, output: frames.Output) -> None:
+        more = known.add(output)
+        if more <= 0:
+            self._left -= more
+            self._node.give_back(-more)
+            return
+        room = self._node.claim(min(more, self._left))
+        self._left -= room
+        if room < more:
+            known.trim(more - room)
+
+    def _end(self, known: KeptExec, ending: Ending) -> None:
+        known.ended.set_result(ending)
+        _settle(known.begun, None)
+        self._may_go(known)
+        self._ended[known.id] = self._loop.call_later(ENDED_SECONDS, self._expire, known.id)
+        while len(self._ended) > MAX_ENDED:
+            self._remove(next(iter(self._ended)))
+
+    def _expire(self, exec_id: str) -> None:
+        if self._execs[exec_id].readers:
+            self._ended[exec_id] = self._loop.call_later(ENDED_SECONDS, self._expire, exec_id)
+        else:
+            self._remove(exec_id)
+
+    def _remove(self, exec_id: str) -> None:
+        if (timer := self._ended.pop(exec_id, None)) is not None:
+            timer.cancel()
+        if (known := self._execs.pop(exec_id, None)) is not None:
+            self._node.in_use(known)
+            held = known.drop_output()
+            self._node.give_back(held)
+            self._left += held
+
+    def _entry(self, exec_id: str, *, create: bool) -> KeptExec | None:
+        known = self._execs.get(exec_id)
+        if known is None and create and len(self._execs) < MAX_RUNNING + MAX_ENDED:
+            known = self._execs[exec_id] = KeptExec(exec_id, None, self._line)
+        return known
+
+
+def _settle(future: asyncio.Future[_T], value: _T) -> None:
+    if not future.done():
+        future.set_result(value)
