@@ -36,6 +36,7 @@ generate: setup ## Rewrite generated files from their sources.
 	$(PYTHON) -m forktree_dev.crds
 	$(PYTHON) -m forktree_dev.reference
 	$(PYTHON) -m forktree_dev.openapi
+	$(PYTHON) -m forktree_dev.sync_client
 
 up: setup ## Start a playground that stays, in $STATE.
 	$(PYTHON) -m forktree_dev.playground up

@@ -94,11 +94,22 @@ async def test_the_search_by_manifests_finds_the_goal_and_goes_without_a_trace(r
     await reader.whole.machines_are(machines)
 
 
-async def test_the_search_by_http_finds_the_same(reader: Reader) -> None:
+async def test_the_search_in_python_finds_the_same(reader: Reader) -> None:
     await reader.types("kubectl", "apply", "-f", str(MANIFESTS / "lake.yaml"), folder=EXAMPLES)
-    printed = await reader.types(sys.executable, "http_search.py", folder=EXAMPLES)
+    printed = await reader.types(sys.executable, "search.py", folder=EXAMPLES)
     state = json.loads(printed)
     assert (state["actions"], state["total"], state["ended"]) == ([1, 1, 2, 1, 2, 2], 1.0, True)
+
+
+async def test_every_block_of_the_page_about_python_does_what_it_says(reader: Reader, tmp_path: Path) -> None:
+    await reader.whole.template()
+    await reader.types("kubectl", "apply", "-f", str(MANIFESTS / "lake.yaml"), folder=EXAMPLES)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    program = tmp_path / "page.py"
+    page = (CHECKOUT / "docs" / "sdk.md").read_text()
+    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    await reader.types(sys.executable, "-W", "error", str(program), folder=tmp_path)
+    assert (tmp_path / "copy" / "session.yaml").exists()
 
 
 async def test_the_session_of_the_playground_forks(reader: Reader) -> None:

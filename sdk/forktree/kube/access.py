@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import urllib3.util
 from kubernetes.client.configuration import Configuration
@@ -20,6 +20,10 @@ _ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount"
 _load_kube_config: Final = cast(
     "Callable[..., None]",
     kube_config.load_kube_config,  # pyright: ignore[reportUnknownMemberType]
+)
+_list_contexts: Final = cast(
+    "Callable[[str | None], tuple[list[dict[str, Any]], dict[str, Any]]]",
+    kube_config.list_kube_config_contexts,  # pyright: ignore[reportUnknownMemberType]
 )
 _REREAD_SECONDS: Final = 30.0
 """Tokens are renewed in place, a kubelet's long before they end. Reading one takes some milliseconds."""
@@ -89,6 +93,14 @@ class ClusterAccess:
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port}", tls, lambda: (account / "token").read_text().strip())
 
+    def read_authorization(self) -> str | None:
+        """The Authorization header's value, read anew. Blocks for milliseconds. Raises `AccessError`."""
+        try:
+            token = self._read_token()
+        except OSError as err:
+            raise AccessError(f"cannot read the credentials: {err}") from err
+        return None if token is None else f"Bearer {token}"
+
     async def authorization(self, *, fresh: bool = False) -> str | None:
         """The Authorization header's value, at most 30 s old, or new if `fresh`. Raises `AccessError`."""
         async with self._reading:
@@ -99,6 +111,21 @@ class ClusterAccess:
                     raise AccessError(f"cannot read the credentials: {err}") from err
                 self._read_at = time.monotonic()
         return None if self._token is None else f"Bearer {self._token}"
+
+
+def current_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """Where the user works: the pod's own namespace, or what the kubeconfig's context says. Else `default`.
+
+    Found in the same places, in the same order, as `ClusterAccess.discovered` finds a cluster.
+    """
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            return (_ACCOUNT_DIRECTORY / "namespace").read_text().strip()
+        contexts, current = _list_contexts(None if kubeconfig is None else str(kubeconfig))
+        found = current if context is None else next(each for each in contexts if each["name"] == context)
+        return str(found["context"].get("namespace") or "default")
+    except (ConfigException, OSError, StopIteration) as err:
+        raise AccessError(f"cannot tell the namespace to work in: {err}") from err
 
 
 def _tls(loaded: Configuration) -> ssl.SSLContext | None:

@@ -1,0 +1,101 @@
+"""The client: one way to the server, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forktree._async.batches import exec_many, prune_many, score_many
+from forktree._async.connecting import AsyncConnection
+from forktree._async.session import AsyncSession
+from forktree._async.sessions import AsyncForks, AsyncSessions, AsyncTemplates
+from forktree._async.transport import AsyncTransport, Call
+from forktree._results import Command, ExecResult
+from forktree._retrying import Retries
+from forktree._settings import Settings
+from forktree.wire import Health
+from forktree.wire_trees import NodeInfo
+
+
+class AsyncClient:
+    """Sessions and forks of one namespace. May be used by many at once, and is closed at the end of a `with`
+    block.
+
+    Where the agent is, and the token for it, come from the arguments, else from FORKTREE_URL, FORKTREE_CA,
+    FORKTREE_TOKEN (or FORKTREE_TOKEN_FILE) and FORKTREE_NAMESPACE, else from the cluster of the kubeconfig or
+    of the pod: the address from a ForkNode, the token by a TokenRequest for `service_account`. That is found
+    out with the first call. Every call raises `forktree.errors.ClientError` and has a deadline.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        namespace: str | None = None,
+        kubeconfig: Path | str | None = None,
+        context: str | None = None,
+        service_account: str | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        """`ca`: file or PEM text of the certificates to verify the agent by. Raises `BadSettings`."""
+        settings = Settings.gathered(
+            url=url,
+            token=token,
+            ca=ca,
+            namespace=namespace,
+            kubeconfig=kubeconfig,
+            context=context,
+            service_account=service_account,
+        )
+        self._transport = AsyncTransport(AsyncConnection(settings), retries or Retries())
+        self.sessions = AsyncSessions(self._transport)
+        self.forks = AsyncForks(self._transport)
+        self.templates = AsyncTemplates(self._transport)
+
+    async def score(self, scores: Mapping[AsyncSession, float]) -> None:
+        """Set the scores of many sessions. Raises `BatchFailed` when some could not be set."""
+        await score_many(self._transport, scores)
+
+    async def prune(self, sessions: Iterable[AsyncSession]) -> None:
+        """Delete many sessions, and all below them. What is gone is deleted already. Raises `BatchFailed`."""
+        await prune_many(self._transport, sessions)
+
+    async def exec_each(
+        self,
+        sessions: Iterable[AsyncSession],
+        command: Command | Callable[[AsyncSession], Command],
+        *,
+        timeout: float = 30.0,
+        check: bool = False,
+    ) -> list[ExecResult]:
+        """Run `command` in each session, or what it gives for the session; all at once.
+
+        The results are in the order of the sessions. Raises `BatchFailed` where one could not be run in some,
+        and `CommandFailed` where `check` is set and one did not end with 0.
+        """
+        pairs = [(session, command(session) if callable(command) else command) for session in sessions]
+        return await exec_many(self._transport, pairs, timeout=timeout, check=check)
+
+    async def node(self) -> NodeInfo:
+        """What the node can do whose agent answers, and why not more."""
+        return await self._transport.ask(Call(method="GET", path="/node"), NodeInfo)
+
+    async def health(self) -> Health:
+        """That there is an agent, and which version it is of."""
+        return await self._transport.ask(Call(method="GET", path="/v1/health", seconds=10.0), Health)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
