@@ -46,6 +46,9 @@ class BatchExec(Request):
             raise ValueError("give either `session_ids` and `exec`, or `execs`")
         if len(set(self.session_ids)) != len(self.session_ids):
             raise ValueError("`session_ids` names a session twice")
+        commands = self.execs.values() if self.exec is None else (self.exec,)
+        if any(each.detach or each.stream for each in commands):
+            raise ValueError("a batch waits for its commands: none can have `detach` or `stream`")
         return self
 
     def by_session(self) -> dict[str, Exec]:

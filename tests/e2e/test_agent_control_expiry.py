@@ -16,6 +16,7 @@ from forktree.kube.errors import NotFound
 from forktree.models import Fork, ForkPhase, Reason, Session, SessionPhase
 from forktree.models.names import HEARTBEAT_ANNOTATION
 from forktree.models.session_template import TreeLimits
+from forktree_agent.control.owners import owner_of
 from forktree_agent.engine.contract import Command
 from forktree_dev.control_plane import ControlPlane
 from unit.fake_engine import FakeEngine
@@ -142,6 +143,17 @@ async def test_what_is_done_far_below_keeps_all_above_and_nobody_beside(rig: Con
     for name in ("root", busy.metadata.name, below.metadata.name):
         assert (await rig.get(Session, name)).status.phase is SessionPhase.RUNNING
     assert (await rig.get(Session, aside.metadata.name)).status.phase is SessionPhase.RELEASED
+
+
+async def test_a_command_that_nobody_waits_for_keeps_its_session(rig: ControlRig) -> None:
+    await rig.template("brief", limits=TreeLimits(idle_seconds=1))
+    busy, idle = [await rig.running_session(name, "brief") for name in ("busy", "idle")]
+    rig.host.under_way[owner_of(busy)] = "detached"
+    await rig.until(Session, idle.metadata.name, lambda each: each.status.phase.terminal)
+    await asyncio.sleep(2)  # Twice as long as it may be idle.
+    assert (await rig.get(Session, "busy")).status.phase is SessionPhase.RUNNING
+    rig.host.under_way.clear()
+    await rig.until(Session, "busy", lambda each: each.status.phase is SessionPhase.RELEASED)
 
 
 async def test_a_restarted_agent_counts_anew_and_finishes_what_was_expiring(rig: ControlRig) -> None:

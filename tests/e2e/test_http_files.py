@@ -37,7 +37,7 @@ async def ask(
         method,
         url,
         params={"path": path, **query},
-        data=body,
+        data=io.BytesIO(body) if isinstance(body, bytes) else body,
         timeout=aiohttp.ClientTimeout(total=800),
     ) as answer:
         is_json = answer.content_type == "application/json"

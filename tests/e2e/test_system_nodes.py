@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -220,7 +221,9 @@ async def test_what_is_streamed_comes_through_another_nodes_agent_as_it_is_made(
         started, output = [json.loads(await answer.content.readline()) for _ in range(2)]
         assert (started["id"], base64.b64decode(output["data_base64"])) == ("a", b"one\n")
         content = os.urandom(1 << 20) * 5  # The command waits for this file, so neither is held whole.
-        async with whole.http.put(f"{base}/files", params={"path": "/go"}, data=content) as written:
+        async with whole.http.put(
+            f"{base}/files", params={"path": "/go"}, data=io.BytesIO(content)
+        ) as written:
             assert (await written.json())["sha256"] == hashlib.sha256(content).hexdigest()
         lines = [json.loads(line) async for line in answer.content]
         assert (lines[-1]["type"], lines[-1]["exit_code"]) == ("end", 5)
@@ -232,7 +235,7 @@ async def test_what_is_streamed_comes_through_another_nodes_agent_as_it_is_made(
         assert (read.status, (await read.json())["code"]) == (404, "not_found")
     async with whole.http.get(f"{base}/tar", params={"path": "/etc"}) as read:
         packed = await read.read()
-    async with whole.http.put(f"{base}/tar", params={"path": "/copy"}, data=packed) as unpacked:
+    async with whole.http.put(f"{base}/tar", params={"path": "/copy"}, data=io.BytesIO(packed)) as unpacked:
         assert (await unpacked.json())["bytes"] == len(packed)
     async with whole.http.ws_connect(f"{base}/terminal?argv=sh&argv=-c&argv=tty;read+x;exit+3") as socket:
         assert json.loads((await socket.receive()).data)["type"] == "started"

@@ -74,6 +74,8 @@ class FakeHost:
         default_factory=dict[MachineId, dict[str, ExecResult]]
     )
     """Commands that can be attached to, all of them ended."""
+    under_way: dict[Owner, str] = field(default_factory=dict[Owner, str])
+    """A command that runs in a machine and never ends, by its machine's owner."""
     given: dict[Owner, Owner] = field(default_factory=dict[Owner, Owner])
     """What machines that were given away were called before."""
     exits: list[MachineExit] = field(default_factory=list[MachineExit])
@@ -292,8 +294,13 @@ class FakeEngine:
         return False
 
     def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
-        self._there(machine)
+        owner = self._there(machine).owner
+        under_way = self.host.under_way.get(self.host.given.get(owner, owner))
+        running = () if under_way is None else (under_way,)
         return tuple(
+            ExecState(id=exec_id, ended=False, end=None, age_seconds=1.0, stdout_bytes=0, stderr_bytes=0)
+            for exec_id in running
+        ) + tuple(
             ExecState(
                 id=exec_id,
                 ended=True,

@@ -88,7 +88,7 @@ class KeptExec:
         self.stdin_taken = 0
         self.stdin_turn = asyncio.Lock()
         self._received = 0
-        self.granted = (UNREAD_BYTES, False)
+        self.granted: tuple[int, bool] = (UNREAD_BYTES, False)
         """What the guest was told last: how much, and whether the command waits with more."""
 
     @property
