@@ -123,8 +123,11 @@ def _plain(schema: Json) -> str:
             return ", ".join(f"`{word}`" for word in words)
         case {"type": "array", "items": items}:
             return f"list of {_plain(items)}"
-        case {"type": "object", "additionalProperties": dict(each)}:
-            return f"map to {_plain(each)}"
+        case {"type": "object", "patternProperties": named}:
+            of_each: list[Json] = list(named.values())
+            return f"map to {' or '.join(_plain(each) for each in of_each)}"
+        case {"type": "object", "additionalProperties": of} if of:
+            return f"map to {_plain(of)}"
         case {"type": "string"}:
             return "text"
         case _:

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -25,6 +26,7 @@ from forktree.models.fork import SeedMode
 from forktree.models.names import FORK_NAME_MAX, OUR_LABELS, REPLICAS_MAX
 from forktree.models.reasons import Level, Mode, Reason, SessionPhase
 from forktree.models.texts import (
+    DNS_LABEL_PATTERN,
     Argument,
     BranchName,
     EnvName,
@@ -61,9 +63,14 @@ def _base64(value: str) -> str:
 
 Base64 = Annotated[str, AfterValidator(_base64)]
 
-SessionName = Annotated[str, AfterValidator(_dns_label(63))]
 
-ForkName = Annotated[str, AfterValidator(_dns_label(FORK_NAME_MAX))]
+def _schema(longest: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": DNS_LABEL_PATTERN, "maxLength": longest})
+
+
+SessionName = Annotated[str, AfterValidator(_dns_label(63)), _schema(63)]
+
+ForkName = Annotated[str, AfterValidator(_dns_label(FORK_NAME_MAX)), _schema(FORK_NAME_MAX)]
 """Shorter than other names: the names of a fork's children are built from it."""
 
 

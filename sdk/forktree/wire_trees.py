@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, WithJsonSchema
 
 from forktree.models.names import REPLICAS_MAX
 from forktree.models.reasons import BakePhase, ForkPhase, Reason, SessionPhase
@@ -22,7 +22,7 @@ class SessionsQuery(Query):
     """Only those of this template."""
     root: ObjectName | None = None
     """Only the tree below the root session of this name, itself included."""
-    label: tuple[str, ...] = ()
+    label: tuple[Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[^=]+="})], ...] = ()
     """`name=value`: only those with this label. May be given several times; then all must hold."""
     limit: int | None = Field(default=None, ge=1, le=LIST_MAX)
     """So many at most, in order of their names; the header `Forktree-Continue` says how to go on."""

@@ -32,6 +32,7 @@ from forktree_agent.engine.contract import (
     BaselineId,
     Command,
     Engine,
+    ExecNotFound,
     ExecResult,
     Machine,
     MachineId,
@@ -84,6 +85,12 @@ class ScriptedEngine:
         self.executed.append(machine)
         assert deadline > asyncio.get_running_loop().time() + command.timeout_seconds
         return await self.answering(command)
+
+    def execs(self, machine: MachineId) -> tuple[str, ...]:
+        return ()
+
+    async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
+        raise ExecNotFound(f"no command {exec_id} runs there")
 
     async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
         assert machine in {each.id for each in self.running.values()}

@@ -83,7 +83,7 @@ async def test_children_that_come_first_have_the_labels_that_were_asked_for(whol
         assert (await ok(whole, f"sessions/{name}/score", {"score": 1}))["labels"] == {"team": "x"}
     _, found = await whole.get("sessions?label=team=x&root=root")
     assert [each["session_id"] for each in found] == names
-    again = {"replicas": 2, "labels": {"team": "x"}, "name": "quick"}
+    again: dict[str, object] = {"replicas": 2, "labels": {"team": "x"}, "name": "quick"}
     status, answer = await whole.post("sessions/root/fork", again)
     assert (status, [each["session_id"] for each in answer["children"]]) == (200, names)
     status, answer = await whole.post("sessions/root/fork", again | {"labels": {"team": "y"}})

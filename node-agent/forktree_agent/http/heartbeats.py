@@ -50,7 +50,7 @@ async def hear(asked: Asked, session: Session, ttl_seconds: int) -> HeartbeatHea
 
 async def _renew(client: KubeClient, root: Session, name: str, ttl_seconds: int) -> None:
     collection = f"/apis/coordination.k8s.io/v1/namespaces/{root.metadata.namespace}/leases"
-    spec = {
+    spec: dict[str, object] = {
         "holderIdentity": FOR_CALLERS,
         "leaseDurationSeconds": ttl_seconds,
         "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),

@@ -40,7 +40,7 @@ def document(routes: Iterable[Route], open_routes: Iterable[OpenRoute]) -> Json:
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
     for each in open_routes:
-        operation = {
+        operation: Json = {
             "summary": each.summary,
             "operationId": _operation_id("GET", each.path),
             "security": [],
@@ -129,6 +129,8 @@ def _tidy(schema: Json, *, nulls: bool) -> None:
         field.pop("title", None)
         if "description" in field:
             field["description"] = " ".join(field["description"].split())
+        if "patternProperties" in field:
+            field["additionalProperties"] = False  # Other keys are refused.
         if not nulls:
             _without_null(field)
 
@@ -158,10 +160,9 @@ def _operation(route: Route, schemas: _Schemas, components: Json) -> Json:
         case Raw(content_type=content_type):
             operation["requestBody"] = {"required": True, "content": {content_type: {}}}
         case model:
-            operation["requestBody"] = {"content": {"application/json": {"schema": schemas[model]}}}
-            operation["requestBody"]["required"] = any(
-                each.is_required() for each in model.model_fields.values()
-            )
+            required = any(each.is_required() for each in model.model_fields.values())
+            content = {"application/json": {"schema": schemas[model]}}
+            operation["requestBody"] = {"required": required, "content": content}
     return operation
 
 

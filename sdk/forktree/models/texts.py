@@ -18,13 +18,14 @@ Seed = Annotated[str, StringConstraints(max_length=256)]
 """What a program seeds its random generator from. Any text; it is handed on as it is."""
 Argument = Annotated[str, StringConstraints(max_length=16384)]
 Argv = Annotated[tuple[Argument, ...], Field(max_length=256)]
-BranchName = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+BranchName = Annotated[str, StringConstraints(max_length=63, pattern=DNS_LABEL_PATTERN)]
 LabelValue = Annotated[
     str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
 ]
 
 _OBJECT_NAME = re.compile(OBJECT_NAME_PATTERN.removeprefix("^").removesuffix("$"))
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_LABEL = re.compile(DNS_LABEL_PATTERN.removeprefix("^").removesuffix("$"))
 
 
 def is_object_name(text: str) -> bool:
