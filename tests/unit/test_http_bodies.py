@@ -17,6 +17,7 @@ from forktree.wire import (
     SessionForked,
     SessionInfo,
 )
+from forktree.wire_batches import BatchExec
 from forktree_agent.http.bodies import decode, encode
 from forktree_agent.http.errors import Code, Refusal
 
@@ -149,3 +150,11 @@ def test_answers_hold_any_text() -> None:
 def test_an_error_says_the_same_to_both_families_of_clients() -> None:
     body = ErrorBody(error="no room", error_code="at_capacity", code="at_capacity", message="no room")
     assert set(json.loads(encode(body))) == {"error", "error_code", "code", "message"}
+
+
+def test_a_batch_waits_for_its_commands() -> None:
+    for more in ({"detach": True}, {"stream": True}):
+        command = {"command": "true", **more}
+        for body in ({"session_ids": ["a"], "exec": command}, {"execs": {"a": command}}):
+            with pytest.raises(Refusal, match="a batch waits for its commands"):
+                decode(json.dumps(body).encode(), BatchExec)
