@@ -54,9 +54,11 @@ async def fork(
     )
 
 
-async def forked(rig: ControlRig, parent: str, name: str, replicas: int = 1) -> list[str]:
+async def forked(
+    rig: ControlRig, parent: str, name: str, replicas: int = 1, labels: dict[str, str] | None = None
+) -> list[str]:
     """Fork, and name the children."""
-    outcome = await fork(rig, parent, name, replicas)
+    outcome = await fork(rig, parent, name, replicas, labels)
     assert isinstance(outcome, Forked), outcome
     assert outcome.made
     return [outcome.record.child_name(index) for index in range(replicas)]
@@ -243,11 +245,13 @@ async def test_a_fork_that_was_answered_is_recorded_by_the_next_agent(rig: Contr
         await rig.start(dying)
         await rig.running_session("root")
         dying.lost = lost
-        names = await forked(rig, "root", "fast", 2)
+        names = await forked(rig, "root", "fast", 2, {"team": "x"})
         if lost == "after":
             await there(rig, "fast")
         await rig.restart()
     await recorded(rig, "fast", names)
+    for name in names:
+        assert (await rig.agent.get(Session, rig.namespace, name)).metadata.labels["team"] == "x"
 
 
 async def test_a_fork_whose_node_forgot_its_machines_is_not_forked_again(rig: ControlRig) -> None:
