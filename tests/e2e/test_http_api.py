@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -559,3 +560,47 @@ async def test_an_api_server_that_is_away_is_said_so(stage: Stage) -> None:
     finally:
         plane.api_server.start()
         await plane.ready(deadline=asyncio.get_running_loop().time() + 2 * SECONDS)
+
+
+async def test_a_batch_reaches_another_nodes_session_and_what_that_says_is_of_it_alone(
+    stage: Stage, far: str, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str, Any]] = []
+    answers = iter(
+        [
+            web.json_response({"error": "it is paused", "code": "not_ready"}, status=409),
+            web.json_response({"anything": "else"}),
+        ]
+    )
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.method, request.path_qs, await request.json()))
+        return next(answers)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    identity = certificates.self_signed(tmp_path / "far-tls", ["127.0.0.1"])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await stage.session_here("here")
+    body = {"session_ids": [far, "here"], "exec": {"command": "hostname", "timeout_seconds": 5}}
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=identity.context).start()
+        endpoint = f"https://127.0.0.1:{runner.addresses[0][1]}"
+        told = {"endpoint": endpoint, "caBundle": identity.ca_bundle}
+        await stage.admin.apply(ForkNode, None, "far-node", {}, manager="test")
+        await stage.admin.apply(
+            ForkNode, None, "far-node", {"status": told}, manager="test", subresource="status"
+        )
+        results = [(await stage.ask("POST", "/batch/exec", body))[1]["results"] for _ in range(2)]
+    finally:
+        await runner.cleanup()
+        await stage.admin.delete(ForkNode, None, "far-node")
+    there = f"/ns/{stage.namespace}/v1/sessions/{far}/exec"
+    assert asked == [("POST", there, body["exec"])] * 2
+    assert [(each["session_id"], each["ok"], each.get("code")) for each in results[0]] == [
+        (far, False, "not_ready"),
+        ("here", True, None),
+    ]
+    assert results[0][0]["error"] == "it is paused"
+    assert results[1][0]["code"] == "upstream_error"
