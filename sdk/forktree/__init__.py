@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forktree._async.trees import AsyncTree
     from forktree._results import Branch, Ended, ExecEvent, ExecResult, FileEntry, ForkOptions, Output
     from forktree._retrying import Retries
+    from forktree._settings import Reach
     from forktree._sync.client import Client
     from forktree._sync.commands import Exec
     from forktree._sync.forks import Fork
@@ -48,6 +49,7 @@ __all__ = [
     "Fork",
     "ForkOptions",
     "Output",
+    "Reach",
     "Retries",
     "Session",
     "Tree",
@@ -72,6 +74,7 @@ _HOMES: Final = {
     "Fork": "_sync.forks",
     "ForkOptions": "_results",
     "Output": "_results",
+    "Reach": "_settings",
     "Retries": "_retrying",
     "Session": "_sync.session",
     "Tree": "_sync.trees",

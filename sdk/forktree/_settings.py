@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,6 +76,17 @@ class Settings:
     def needs_cluster(self) -> bool:
         """Whether the Kubernetes API has to be asked for what is missing."""
         return self.url is None or (self.token is None and self.token_file is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where a client's requests go and what goes with them, for what it does not speak itself: WebSockets."""
+
+    url: str
+    """Of the API of its namespace, without a slash at the end."""
+    tls: ssl.SSLContext
+    token: str = field(repr=False)
+    """A bearer token that holds now."""
 
 
 def _origin(url: str | None) -> str | None:

@@ -14,7 +14,7 @@ from forktree._async.sessions import AsyncForks, AsyncSessions, AsyncTemplates
 from forktree._async.transport import AsyncTransport, Call
 from forktree._results import Command, ExecResult
 from forktree._retrying import Retries
-from forktree._settings import Settings
+from forktree._settings import Reach, Settings
 from forktree.wire import Health
 from forktree.wire_trees import NodeInfo
 
@@ -51,7 +51,8 @@ class AsyncClient:
             context=context,
             service_account=service_account,
         )
-        self._transport = AsyncTransport(AsyncConnection(settings), retries or Retries())
+        self._connection = AsyncConnection(settings)
+        self._transport = AsyncTransport(self._connection, retries or Retries())
         self.sessions = AsyncSessions(self._transport)
         self.forks = AsyncForks(self._transport)
         self.templates = AsyncTemplates(self._transport)
@@ -87,6 +88,11 @@ class AsyncClient:
     async def health(self) -> Health:
         """That there is an agent, and which version it is of."""
         return await self._transport.ask(Call(method="GET", path="/v1/health", seconds=10.0), Health)
+
+    async def reach(self) -> Reach:
+        """Where requests go and what goes with them. Finds that out, and asks the agent nothing."""
+        place = await self._connection.place()
+        return Reach(url=place.url + place.prefix, tls=place.tls, token=await self._connection.token())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -13,7 +13,7 @@ from forktree._async.session import AsyncSession
 from forktree._async.transport import AsyncTransport, Call, new_key, unexpected
 from forktree._results import part, some
 from forktree.models.reasons import SessionPhase
-from forktree.wire import SessionCreated, SessionInfo
+from forktree.wire import ChildLog, SessionCreated, SessionInfo
 from forktree.wire_trees import ForkInfo, TemplateInfo
 
 CREATE_SECONDS = 600.0
@@ -131,6 +131,11 @@ class AsyncForks:
         query = None if session_id is None else {"session_id": session_id}
         call = Call(method="GET", path="/forks", query=query)
         return [self._fork(info) for info in await _asked(self._transport, call, _FORKS)]
+
+    async def log(self, fork_id: str, index: int) -> ChildLog:
+        """What the commands of the child of this index printed, also when it is gone. Raises `NotFound`."""
+        path = f"/forks/{part(fork_id)}/children/{index}/log"
+        return await self._transport.ask(Call(method="GET", path=path), ChildLog)
 
     def _fork(self, info: ForkInfo) -> AsyncFork:
         return AsyncFork(self._transport, partial(AsyncSession, self._transport), info)

@@ -10,7 +10,7 @@ from typing import Self
 
 from forktree._results import Command, ExecResult
 from forktree._retrying import Retries
-from forktree._settings import Settings
+from forktree._settings import Reach, Settings
 from forktree._sync.batches import exec_many, prune_many, score_many
 from forktree._sync.connecting import Connection
 from forktree._sync.session import Session
@@ -52,7 +52,8 @@ class Client:
             context=context,
             service_account=service_account,
         )
-        self._transport = Transport(Connection(settings), retries or Retries())
+        self._connection = Connection(settings)
+        self._transport = Transport(self._connection, retries or Retries())
         self.sessions = Sessions(self._transport)
         self.forks = Forks(self._transport)
         self.templates = Templates(self._transport)
@@ -88,6 +89,11 @@ class Client:
     def health(self) -> Health:
         """That there is an agent, and which version it is of."""
         return self._transport.ask(Call(method="GET", path="/v1/health", seconds=10.0), Health)
+
+    def reach(self) -> Reach:
+        """Where requests go and what goes with them. Finds that out, and asks the agent nothing."""
+        place = self._connection.place()
+        return Reach(url=place.url + place.prefix, tls=place.tls, token=self._connection.token())
 
     def close(self) -> None:
         """Close all connections."""

@@ -14,7 +14,7 @@ from forktree._sync.forks import Fork
 from forktree._sync.session import Session
 from forktree._sync.transport import Call, Transport, new_key, unexpected
 from forktree.models.reasons import SessionPhase
-from forktree.wire import SessionCreated, SessionInfo
+from forktree.wire import ChildLog, SessionCreated, SessionInfo
 from forktree.wire_trees import ForkInfo, TemplateInfo
 
 CREATE_SECONDS = 600.0
@@ -130,6 +130,11 @@ class Forks:
         query = None if session_id is None else {"session_id": session_id}
         call = Call(method="GET", path="/forks", query=query)
         return [self._fork(info) for info in _asked(self._transport, call, _FORKS)]
+
+    def log(self, fork_id: str, index: int) -> ChildLog:
+        """What the commands of the child of this index printed, also when it is gone. Raises `NotFound`."""
+        path = f"/forks/{part(fork_id)}/children/{index}/log"
+        return self._transport.ask(Call(method="GET", path=path), ChildLog)
 
     def _fork(self, info: ForkInfo) -> Fork:
         return Fork(self._transport, partial(Session, self._transport), info)

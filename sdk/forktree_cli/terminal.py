@@ -1,0 +1,156 @@
+"""A command on a terminal in a session, joined to the terminal that we are on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Final
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from forktree import Reach
+from forktree.errors import AnswerLost, BadSettings, ClientError, UnexpectedAnswer, Unreachable, refused
+
+_BEAT_SECONDS = 15.0
+"""A connection over which a ping is not answered so long is dead."""
+_SENTENCE_SECONDS = 10.0
+_HANDSHAKE: Final = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "Zm9ya3RyZWUtcmVmdXNlZA==",
+}
+_PIECE_BYTES = 1 << 14
+_AHEAD = 64
+_MESSAGE_BYTES = 4 << 20
+
+
+async def interact(reach: Reach, session: str, argv: list[str]) -> int:
+    """The command's exit code. Our terminal is raw meanwhile, so that Ctrl-C and the like go to the command.
+
+    Raises `BadSettings` where standard input is no terminal, and `ClientError`.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadSettings("-t needs a terminal on both sides: leave it out where input or output is a pipe")
+    size = os.get_terminal_size()
+    query = [("argv", each) for each in argv] + [("rows", str(size.lines)), ("cols", str(size.columns))]
+    url = URL(f"{reach.url}/sessions/{quote(session, safe='')}/terminal", encoded=True).with_query(query)
+    headers = {"Authorization": f"Bearer {reach.token}"}
+    async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
+        try:
+            socket = await http.ws_connect(
+                url, ssl=reach.tls, heartbeat=_BEAT_SECONDS, max_msg_size=_MESSAGE_BYTES
+            )
+        except aiohttp.WSServerHandshakeError as err:
+            raise await _refusal(http, url, reach, err.status) from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise Unreachable(f"no agent can be reached at {reach.url}: {err}") from err
+        async with socket:
+            with _raw():
+                return await _joined(socket)
+
+
+async def _refusal(http: aiohttp.ClientSession, url: URL, reach: Reach, status: int) -> ClientError:
+    """Why there is no terminal. A handshake that fails tells the status only: ask for the sentence."""
+    timeout = aiohttp.ClientTimeout(total=_SENTENCE_SECONDS)
+    with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+        async with http.get(url, headers=_HANDSHAKE, ssl=reach.tls, timeout=timeout) as answer:
+            if answer.status == status:
+                said = await answer.json()
+                return refused(str(said["message"]), code=str(said["code"]), status=status)
+    return refused(f"the agent gives no terminal (status {status})", code="", status=status)
+
+
+class _Keys:
+    """What is typed and how large our terminal is, in order.
+
+    Reads no further ahead than a few pieces: what is pasted waits in the terminal until it goes.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Queue[bytes | str] = asyncio.Queue()
+        self._ended = False
+
+    def start(self) -> None:
+        self._loop.add_reader(0, self._read)
+        self._loop.add_signal_handler(signal.SIGWINCH, self._resized)
+
+    def stop(self) -> None:
+        self._ended = True
+        self._loop.remove_reader(0)
+        self._loop.remove_signal_handler(signal.SIGWINCH)
+
+    async def send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Until it is cancelled."""
+        while True:
+            each = await self._waiting.get()
+            if isinstance(each, str):
+                await socket.send_str(each)
+                continue
+            await socket.send_bytes(each)
+            if not self._ended and self._waiting.empty():
+                self._loop.add_reader(0, self._read)
+
+    def _read(self) -> None:
+        piece = os.read(0, _PIECE_BYTES)
+        self._ended = not piece
+        self._waiting.put_nowait(piece or b"\x04")  # Nobody types any more: Ctrl-D says so to the command.
+        if self._ended or self._waiting.qsize() >= _AHEAD:
+            self._loop.remove_reader(0)
+
+    def _resized(self) -> None:
+        size = os.get_terminal_size()
+        self._waiting.put_nowait(json.dumps({"type": "resize", "rows": size.lines, "cols": size.columns}))
+
+
+async def _joined(socket: aiohttp.ClientWebSocketResponse) -> int:
+    keys = _Keys()
+    keys.start()
+    sending = asyncio.create_task(keys.send(socket), name="terminal-input")
+    try:
+        return await _shown(socket)
+    finally:
+        keys.stop()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _shown(socket: aiohttp.ClientWebSocketResponse) -> int:
+    """Write what comes to our terminal until the command has ended."""
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            data = memoryview(message.data)
+            while data:
+                data = data[os.write(1, data) :]
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            try:
+                said = json.loads(message.data)
+                kind = said["type"]
+                if kind == "end":
+                    return int(said["exit_code"]) & 0xFF
+                if kind == "error":
+                    raise refused(str(said["error"]), code=str(said["code"]), status=0)
+            except (ValueError, KeyError, TypeError) as err:
+                raise UnexpectedAnswer(f"what the agent says of the terminal cannot be read: {err}") from err
+    raise AnswerLost("the connection to the terminal broke before its command ended")
+
+
+@contextmanager
+def _raw() -> Generator[None]:
+    """In the block, our terminal passes on each key as it is."""
+    before = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
