@@ -123,6 +123,8 @@ def carried_out(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return failed(f"{err.filename}: {err.strerror}" if err.filename and err.strerror else str(err))
+    except typer.BadParameter:
+        raise  # A usage error, of which typer knows what to say.
     except Exception as err:
         if os.environ.get("FORKTREE_DEBUG"):
             raise

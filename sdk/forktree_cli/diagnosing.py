@@ -19,9 +19,6 @@ from rich.text import Text
 
 from forktree import AsyncClient, Reach
 from forktree.errors import ClientError, Forbidden, ForktreeError, NotFound, Unauthorized
-from forktree.kube.access import AccessError, ClusterAccess
-from forktree.kube.client import KubeClient
-from forktree.models import ForkNode
 from forktree.wire_trees import NodeInfo, TemplateInfo
 from forktree_cli.asked import Asked, Output, add
 from forktree_cli.showing import clean, console, print_json, print_names, size
@@ -240,6 +237,11 @@ def _template(template: TemplateInfo) -> Check:
 
 async def _all_nodes(asked: Asked) -> AsyncGenerator[Check]:
     """All nodes of the cluster, where there is a way to it that may see them; else nothing is said."""
+    # Not for every command: their imports take half a second.
+    from forktree.kube.access import AccessError, ClusterAccess  # noqa: PLC0415
+    from forktree.kube.client import KubeClient  # noqa: PLC0415
+    from forktree.models import ForkNode  # noqa: PLC0415
+
     common = asked.common
     if common.kubeconfig is None and not any(
         os.environ.get(name) for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")

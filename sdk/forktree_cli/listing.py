@@ -30,20 +30,20 @@ def add_to(app: typer.Typer) -> None:
 async def get(
     asked: Asked,
     *,
-    names: Annotated[list[str] | None, MAYBE_SESSIONS] = None,
+    sessions: Annotated[list[str] | None, MAYBE_SESSIONS] = None,
     template: Annotated[str | None, typer.Option(help="Only those of this template.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only those with this label.")] = None,
 ) -> None:
     """List sessions."""
     labels = pairs("--label", label or [])
-    if names and (template or labels):
+    if sessions and (template or labels):
         raise typer.BadParameter("--template and --label choose from all sessions: name none then")
     async with asked.client() as client:
-        if names:
-            found = [await client.sessions.get(name) for name in names]
+        if sessions:
+            found = [await client.sessions.get(each) for each in sessions]
         else:
             found = await client.sessions.list(template=template, labels=labels)
-    show_sessions(asked, found, whole=bool(names) and len(names or ()) == 1)
+    show_sessions(asked, found, whole=sessions is not None and len(sessions) == 1)
 
 
 def show_sessions(asked: Asked, sessions: Sequence[AsyncSession], *, whole: bool = False) -> None:
@@ -87,19 +87,19 @@ async def templates(asked: Asked) -> None:
 async def tree(
     asked: Asked,
     *,
-    name: Annotated[str | None, SESSION] = None,
+    session: Annotated[str | None, SESSION] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on as it grows, until Ctrl-C.")] = False,
     below: Annotated[bool, typer.Option(help="From the session down, and not the whole tree.")] = False,
     memory: Annotated[bool, typer.Option(help="Say what memory each takes.")] = True,
 ) -> None:
     """Draw the tree that a session is in; without a name all trees."""
-    if watch and name is None:
+    if watch and session is None:
         raise typer.BadParameter("--watch needs the name of a session")
     async with asked.client() as client:
-        if name is None:
+        if session is None:
             show_trees(asked, await all_trees(client, memory=memory))
             return
-        first = await client.sessions.named(name).tree(below=below, memory=memory)
+        first = await client.sessions.named(session).tree(below=below, memory=memory)
         if watch:
             await _follow(asked, first)
         else:

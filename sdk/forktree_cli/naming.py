@@ -46,11 +46,9 @@ def _completed(
         return []  # A shell has no place for a sentence.
 
 
-SESSION: Any = typer.Argument(metavar="SESSION", autocompletion=_session_names, help="Its name.")
-SESSIONS: Any = typer.Argument(metavar="SESSION...", autocompletion=_session_names, help="Their names.")
-MAYBE_SESSIONS: Any = typer.Argument(
-    metavar="[SESSION...]", autocompletion=_session_names, help="Their names; by itself all."
-)
-TEMPLATE: Any = typer.Argument(metavar="TEMPLATE", autocompletion=_template_names, help="Its name.")
+SESSION: Any = typer.Argument(autocompletion=_session_names, help="Its name.")
+SESSIONS: Any = typer.Argument(autocompletion=_session_names, help="Their names.")
+MAYBE_SESSIONS: Any = typer.Argument(autocompletion=_session_names, help="Their names; by itself all.")
+TEMPLATE: Any = typer.Argument(autocompletion=_template_names, help="Its name.")
 ENV: Any = typer.Option("--env", "-e", help="NAME=VALUE in its environment. Repeatable.")
 LABEL: Any = typer.Option("--label", "-l", help="NAME=VALUE. Repeatable.")

@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 async def logs(
     asked: Asked,
     *,
-    name: Annotated[str, SESSION],
+    session: Annotated[str, SESSION],
     child: Annotated[
         int | None,
         typer.Option(min=0, help="SESSION is a fork: of this child, also when it is gone."),
@@ -37,9 +37,9 @@ async def logs(
         raise typer.BadParameter("--exec is of a session and --child of a fork: give one of the two")
     async with asked.client() as client:
         if command is not None:
-            await follow(asked, client.sessions.named(name).attach(command))
+            await follow(asked, client.sessions.named(session).attach(command))
             return
-        fork_id, index = (name, child) if child is not None else await _born_of(client, name)
+        fork_id, index = (session, child) if child is not None else await _born_of(client, session)
         found = await client.forks.log(fork_id, index)
     if asked.json:
         print_json(dumped(found))

@@ -17,7 +17,6 @@ from forktree.errors import Refused
 from forktree_cli.asked import Asked, Output, add, pairs
 from forktree_cli.naming import ENV, SESSION
 from forktree_cli.showing import console, print_json, print_names, table
-from forktree_cli.terminal import interact
 
 TIMED_OUT = 124
 """As `timeout` has it: a guest's exit codes go up to 255, and there is none for this."""
@@ -32,7 +31,7 @@ async def run(
     asked: Asked,
     *,
     session: Annotated[str, SESSION],
-    argv: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND [ARGUMENT...]")] = None,
+    argv: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input on.")] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="On a terminal of its own; needs -i.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running; print its id.")] = False,
@@ -63,6 +62,8 @@ async def run(
         if attach is not None:
             return await follow(asked, where.attach(attach))
         if tty:
+            from forktree_cli.terminal import interact  # noqa: PLC0415  # Its imports take a third of a second.
+
             return await interact(await client.reach(), session, argv or ["/bin/sh"])
         begun = await where.start(
             argv or [], env=pairs("--env", env or []), cwd=cwd, timeout=timeout, stdin_open=stdin

@@ -23,7 +23,7 @@ async def score(
     asked: Asked,
     *,
     session: Annotated[str, SESSION],
-    value: Annotated[float | None, typer.Argument(metavar="[SCORE]", help="Higher is better.")] = None,
+    value: Annotated[float | None, typer.Argument(metavar="SCORE", help="Higher is better.")] = None,
     reward: Annotated[
         list[str] | None, typer.Option("--reward", "-r", help="NAME=NUMBER: a further number.")
     ] = None,
