@@ -69,11 +69,18 @@ def _make(state: Path) -> None:
 def _write_env(playground: System) -> None:
     kubectl = playground.kubectl
     (playground.state_dir / "kubeconfig").symlink_to(kubectl.kubeconfig)
+    programs = (
+        playground.state_dir / "bin"
+    )  # Not all that the checkout's Python has, such as another python3.
+    programs.mkdir()
+    for name in ("forktree", "kubectl-forktree"):
+        (programs / name).symlink_to(Path(sys.executable).parent / name)
     lines = {
         "KUBECONFIG": shlex.quote(str(playground.state_dir / "kubeconfig")),
         "FORKTREE_URL": shlex.quote(playground.url),
         "FORKTREE_CA": shlex.quote(str(playground.ca_path)),
-        "PATH": f'{shlex.quote(str(kubectl.program.parent))}:"$PATH"',
+        "FORKTREE_SERVICE_ACCOUNT": "player",
+        "PATH": f'{shlex.quote(str(programs))}:{shlex.quote(str(kubectl.program.parent))}:"$PATH"',
     }
     (playground.state_dir / "env").write_text(
         "".join(f"export {name}={value}\n" for name, value in lines.items())
@@ -85,6 +92,7 @@ _WHAT_NEXT = """
     source {env}
     kubectl apply -f {example}
     kubectl get sessions --watch
+    forktree tree                 # also `kubectl forktree tree`; `forktree --help` says what else
     token=$(kubectl create token player --audience=forktree.dev)
     curl --cacert "$FORKTREE_CA" --header "Authorization: Bearer $token" "$FORKTREE_URL/v1/sessions"
     make down    # ends it all"""

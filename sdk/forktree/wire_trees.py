@@ -49,6 +49,8 @@ class ForkChildInfo(Answer):
     index: int
     branch: str | None = None
     phase: SessionPhase
+    argv: tuple[str, ...] | None = None
+    """Its branch's command."""
     exit_code: int | None = None
     """Of its branch's command; -1 after a time-out."""
     score: float | None = None

@@ -63,6 +63,9 @@ def test_the_playground_is_ready_to_use_stays_and_goes_without_a_trace(tmp_path:
         )
         assert listed.endswith("200")
 
+        assert in_its_shell(state, "forktree get").strip() == "There are no sessions."
+        assert in_its_shell(state, "kubectl forktree templates -o name").split() == ["python", "tiny"]
+
         crash(state, "operator", says="leading")
         crash(state, "node-1/agent", says="http_serving")
         running = running_recorded(state)

@@ -44,6 +44,7 @@ def describe_fork(fork: Fork, now: datetime, *, parent: str | None) -> ForkInfo:
                 index=child.index,
                 branch=child.branch,
                 phase=child.phase,
+                argv=_command(fork, child.index),
                 exit_code=child.exit_code,
                 score=child.score,
                 seed=child.seed,
@@ -52,6 +53,11 @@ def describe_fork(fork: Fork, now: datetime, *, parent: str | None) -> ForkInfo:
             for child in children
         ),
     )
+
+
+def _command(fork: Fork, index: int) -> tuple[str, ...] | None:
+    command = fork.spec.branch(index).exec
+    return None if command is None else command.argv
 
 
 def age(fork: Fork, now: datetime) -> float:
