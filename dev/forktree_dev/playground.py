@@ -69,9 +69,7 @@ def _make(state: Path) -> None:
 def _write_env(playground: System) -> None:
     kubectl = playground.kubectl
     (playground.state_dir / "kubeconfig").symlink_to(kubectl.kubeconfig)
-    programs = (
-        playground.state_dir / "bin"
-    )  # Not all that the checkout's Python has, such as another python3.
+    programs = playground.state_dir / "bin"  # Without the checkout's python3.
     programs.mkdir()
     for name in ("forktree", "kubectl-forktree"):
         (programs / name).symlink_to(Path(sys.executable).parent / name)
