@@ -64,7 +64,7 @@ async def run(
         if tty:
             from forktree_cli.terminal import interact  # noqa: PLC0415  # Its imports take a third of a second.
 
-            return await interact(await client.reach(), session, argv or ["/bin/sh"])
+            return await interact(await client.reach(), session, argv or [])
         begun = await where.start(
             argv or [], env=pairs("--env", env or []), cwd=cwd, timeout=timeout, stdin_open=stdin
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import termios
@@ -29,20 +30,25 @@ _HANDSHAKE: Final = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "Zm9ya3RyZWUtcmVmdXNlZA==",
 }
+_TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_LARGEST = 1000
 _PIECE_BYTES = 1 << 14
 _AHEAD = 64
 _MESSAGE_BYTES = 4 << 20
 
 
 async def interact(reach: Reach, session: str, argv: list[str]) -> int:
-    """The command's exit code. Our terminal is raw meanwhile, so that Ctrl-C and the like go to the command.
+    """The exit code of the command, or of a shell where none is given.
 
+    Our terminal is raw meanwhile, so that Ctrl-C and the like go to the command.
     Raises `BadSettings` where standard input is no terminal, and `ClientError`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadSettings("-t needs a terminal on both sides: leave it out where input or output is a pipe")
-    size = os.get_terminal_size()
-    query = [("argv", each) for each in argv] + [("rows", str(size.lines)), ("cols", str(size.columns))]
+    rows, columns = _size()
+    query = [("argv", each) for each in argv] + [("rows", str(rows)), ("cols", str(columns))]
+    if _TERM.fullmatch(kind := os.environ.get("TERM", "")):
+        query.append(("term", kind))
     url = URL(f"{reach.url}/sessions/{quote(session, safe='')}/terminal", encoded=True).with_query(query)
     headers = {"Authorization": f"Bearer {reach.token}"}
     async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
@@ -109,8 +115,14 @@ class _Keys:
             self._loop.remove_reader(0)
 
     def _resized(self) -> None:
-        size = os.get_terminal_size()
-        self._waiting.put_nowait(json.dumps({"type": "resize", "rows": size.lines, "cols": size.columns}))
+        rows, columns = _size()
+        self._waiting.put_nowait(json.dumps({"type": "resize", "rows": rows, "cols": columns}))
+
+
+def _size() -> tuple[int, int]:
+    """Rows and columns of our terminal. One that has no size says 0."""
+    size = os.get_terminal_size()
+    return min(size.lines or 24, _LARGEST), min(size.columns or 80, _LARGEST)
 
 
 async def _joined(socket: aiohttp.ClientWebSocketResponse) -> int:

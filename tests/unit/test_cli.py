@@ -108,8 +108,8 @@ async def test_without_a_name_each_tree_is_drawn_once(agent: RoutedAgent, run: R
 
 
 async def test_a_watched_tree_is_told_line_by_line(agent: RoutedAgent, run: Run) -> None:
-    begun = [{"type": "session", "session": info("root")}, {"type": "synced"}]
-    then = [
+    begun: list[dict[str, object]] = [{"type": "session", "session": info("root")}, {"type": "synced"}]
+    then: list[dict[str, object]] = [
         {"type": "session", "session": info("root", score=1.5)},
         {"type": "gone", "kind": "session", "id": "root"},
     ]
