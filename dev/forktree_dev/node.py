@@ -31,6 +31,8 @@ class Sizes:
     """Worst case over all machines at once; the agent refuses beyond it."""
     accelerator: str = "auto"
     engine: str = "microvm"
+    served_namespaces: tuple[str, ...] = ()
+    """Those with a socket of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +104,13 @@ class Node:
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",
             f"--engine={sizes.engine}",
+            *(f"--serve-namespace={each}={self.socket_path(each)}" for each in sizes.served_namespaces),
             restarts=outlives_us,
         )
+
+    def socket_path(self, namespace: str) -> Path:
+        """Where its sessions can be used without a token."""
+        return self.machine_dir / f"{namespace}.sock"
 
     async def start(self) -> None:
         """Register the node and start its parts; also after `power_off`. They work once it is `ready`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import uvloop
 
 from forktree.models.quantities import parse_bytes
+from forktree.models.texts import is_dns_label
 from forktree_agent.main import run
 from forktree_agent.settings import Settings
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kubeconfig=options.kubeconfig,
         listen_host=host,
         listen_port=port,
+        namespace_sockets=tuple(options.serve_namespace),
         advertise_url=options.advertise,
         memory_limit_bytes=options.memory_limit,
         uid_base=options.uid_base,
@@ -69,6 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--shim-library", type=Path, required=True, help="the fork shim that QEMU is started with")
     add("--kubeconfig", type=Path, help="default: the service account of the pod")
     add("--listen", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="for the HTTP API")
+    add(
+        "--serve-namespace",
+        type=_namespace_socket,
+        action="append",
+        default=[],
+        metavar="NAMESPACE=PATH",
+        help="a socket at which its sessions on this node can be used without a token; may be repeated",
+    )
     add("--advertise", default="", metavar="URL", help="where clients reach that; default: where it listens")
     add(
         "--memory-limit",
@@ -112,6 +122,13 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _namespace_socket(text: str) -> tuple[str, Path]:
+    namespace, equals, path = text.partition("=")
+    if not equals or not path.startswith("/") or not is_dns_label(namespace):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE=/PATH")
+    return namespace, Path(path)
 
 
 def _bytes(text: str) -> int:

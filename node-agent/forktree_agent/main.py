@@ -21,15 +21,18 @@ from forktree.errors import ForktreeError
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree_agent.control.control import Control
+from forktree_agent.control.facade import Facade
 from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
 from forktree_agent.control.world import loop_now, wall_now
 from forktree_agent.engine.contract import Engine
 from forktree_agent.engine.microvm.engine import MicroVmEngine
 from forktree_agent.engine.microvm.settings import EngineSettings
 from forktree_agent.engine.null.engine import NullEngine
+from forktree_agent.http.collimate import daemon
+from forktree_agent.http.connections import listening_at
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
-from forktree_agent.http.server import Listener, Served, serving
+from forktree_agent.http.server import Door, Listener, Served, serving
 from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
 from forktree_agent.settings import Settings
@@ -140,7 +143,11 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
                 settings, client=client, engine=engine, journal=journal, adoption=adoption
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
-            serving(_listener(settings), Api(client, control.facade, proxy)) as served,
+            serving(
+                _listener(settings),
+                Api(client, control.facade, proxy),
+                _doors(settings, client, control.facade),
+            ) as served,
         ):
             facts = NodeFacts(
                 capability=capability,
@@ -189,6 +196,22 @@ def _listener(settings: Settings) -> Listener:
         certificate=settings.tls_certificate,
         key=settings.tls_key,
     )
+
+
+def _doors(settings: Settings, client: KubeClient, facade: Facade) -> list[Door]:
+    """The sockets of namespaces. Raises `CannotStart`."""
+    doors: list[Door] = []
+    for namespace, path in settings.namespace_sockets:
+        try:
+            listening = listening_at(path)
+        except OSError as err:
+            for door in doors:
+                door.listening.close()
+            sentence = f"the socket of namespace {namespace} cannot be opened at {path}: {err}"
+            raise CannotStart(sentence) from err
+        doors.append(Door(listening, daemon.on_socket(client, facade, namespace)))
+        log.info("namespace_serving namespace=%s path=%s", namespace, path)
+    return doors
 
 
 def _endpoint(settings: Settings, served: Served) -> str:

@@ -24,6 +24,8 @@ class Settings:
     listen_host: str = "127.0.0.1"
     listen_port: int = 0
     """0: any free port."""
+    namespace_sockets: tuple[tuple[str, Path], ...] = ()
+    """Namespaces whose sessions on this node may be used by whoever may open a socket at that path."""
     advertise_url: str = ""
     """Where clients reach this agent's API, with scheme https. Empty: at the address it listens on."""
     memory_limit_bytes: int = 4 << 30

@@ -15,8 +15,11 @@ from e2e.whole import Whole
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.system import Artifacts, Sizes, System
 
-_MEMORY_LIMIT_BYTES = 12 << 30
-"""Worst case, not what is used: a tree of twenty small machines has to be admitted."""
+_MEMORY_LIMIT_BYTES = 20 << 30
+"""Worst case, not what is used: a group of seventy small machines has to be admitted."""
+
+SERVED_NAMESPACE = "at-the-node"
+"""What the agent also serves at a socket. Made by the tests that use it."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +36,7 @@ async def system(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory)
     themselves. A test may kill and restart its parts if all of them run and answer again when it ends.
     """
     state_dir = tmp_path_factory.mktemp("system")
-    sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES)
+    sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES, served_namespaces=(SERVED_NAMESPACE,))
     async with System.running(state_dir, sizes=sizes, artifacts=artifacts) as running:
         yield running
 

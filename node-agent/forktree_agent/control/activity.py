@@ -20,10 +20,26 @@ class Activity:
         self._clock = clock
         self._last: dict[Uid, float] = {}
         self._busy: Counter[Uid] = Counter()
+        self._commands: Counter[Uid] = Counter()
 
     def touch(self, uid: Uid) -> None:
         """Something was done in it just now."""
         self._last[uid] = self._clock()
+
+    def began_command(self, uid: Uid) -> None:
+        """One more was begun in it."""
+        self._commands[uid] += 1
+
+    def commands(self, uid: Uid) -> int:
+        """How many were begun in it."""
+        return self._commands[uid]
+
+    def idle_seconds(self, uid: Uid) -> float | None:
+        """Since when nothing was done in it. None: nothing was, as far as is known."""
+        if uid in self._busy:
+            return 0.0
+        last = self._last.get(uid)
+        return None if last is None else self._clock() - last
 
     @contextmanager
     def during(self, uid: Uid) -> Generator[None]:
@@ -44,6 +60,7 @@ class Activity:
         """
         now = self._clock()
         self._last = {uid: at for uid, at in self._last.items() if known(uid)}
+        self._commands = Counter({uid: number for uid, number in self._commands.items() if known(uid)})
         for uid in live:
             self._last.setdefault(uid, now)
         return {**self._last, **dict.fromkeys(self._busy, now)}

@@ -153,6 +153,7 @@ class Facade:
 
         Raises what `Engine.exec` raises: `MachineGone`, `CommandRefused`, `DeadlineExceeded`.
         """
+        self._activity.began_command(session.metadata.uid)
         with self._activity.during(session.metadata.uid):
             return await self._engine.exec(self._there(session).id, command, deadline=deadline)
 
@@ -200,6 +201,14 @@ class Facade:
     async def kill(self, session: Session, exec_id: str, *, deadline: float) -> bool:
         """Kill a command; False if it had ended. Raises what `Engine.kill` raises."""
         return await self._engine.kill_exec(self._there(session).id, exec_id, deadline=deadline)
+
+    def exec_count(self, session: Session) -> int:
+        """How many commands this agent was asked to run in `session`."""
+        return self._activity.commands(session.metadata.uid)
+
+    def idle_seconds(self, session: Session) -> float | None:
+        """Since when nothing was done in `session`. None: nothing was since this agent started."""
+        return self._activity.idle_seconds(session.metadata.uid)
 
     def execs(self, session: Session) -> tuple[ExecState, ...]:
         """The commands that can be asked for in `session`. Raises `MachineGone`."""

@@ -10,10 +10,12 @@ import asyncio
 import logging
 import socket
 import ssl
+import stat
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -24,14 +26,20 @@ from forktree_agent.http.errors import Code, Refusal, place_of
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_SECONDS = 5.0
-"""Requests in flight get this long when the agent stops; then they are cancelled, commands killed."""
+LAST_SECONDS = 0.5
+"""Requests that are in flight at the end get this long; then they are cancelled, commands killed."""
 
 LINGER_SECONDS = 2.0
 """What a client still sends of a refused body is read so long and dropped, so that it gets to read why."""
 
+BACKLOG = 256
+"""Connections that the kernel holds until they are accepted."""
+
 SILENT_SECONDS = 10.0
 """Between two log lines about refused connections."""
+
+LOCAL = "local"
+"""Stands for the address of whoever comes by a socket of this machine: they have none."""
 
 ACCEPT_AGAIN_SECONDS = 0.5
 """After the kernel had no room for another connection: descriptors or memory, which others give back."""
@@ -61,7 +69,7 @@ class Entrance:
     """Lets clients in to one application, as long as there is room."""
 
     def __init__(
-        self, listening: socket.socket, tls: ssl.SSLContext, server: web.Server, bounds: Bounds
+        self, listening: socket.socket, tls: ssl.SSLContext | None, server: web.Server, bounds: Bounds
     ) -> None:
         self._listening = listening
         self._tls = tls
@@ -78,18 +86,17 @@ class Entrance:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, app: web.Application, host: str, port: int, *, tls: ssl.SSLContext, bounds: Bounds
+        cls, app: web.Application, listening: socket.socket, *, tls: ssl.SSLContext | None, bounds: Bounds
     ) -> AsyncGenerator[Entrance]:
-        """Serve `app` inside the block. Leaving it cancels what is still in flight after a short grace.
-
-        Raises `OSError` where the address cannot be bound.
+        """Serve `app` inside the block, at a socket that is closed then. Leaving it cancels what is still in
+        flight after a short grace.
         """
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # A client that goes away ends its exec.
-            shutdown_timeout=SHUTDOWN_SECONDS,
+            shutdown_timeout=LAST_SECONDS,
         )
-        with await _listening(host, port) as listening:
+        with listening:
             await runner.setup()
             assert runner.server is not None
             entrance = cls(listening, tls, runner.server, bounds)
@@ -120,7 +127,7 @@ class Entrance:
                 log.warning("accept_failed error=%s", err)
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            self._let_in(connected, str(address[0]), tasks)
+            self._let_in(connected, str(address[0]) if address else LOCAL, tasks)
             await asyncio.sleep(0)  # Nor does a flood of them keep the loop from its other work.
 
     def _let_in(self, connected: socket.socket, peer: str, tasks: asyncio.TaskGroup) -> None:
@@ -153,16 +160,18 @@ class Entrance:
         """Shake hands, then stay until the connection is closed."""
         loop = asyncio.get_running_loop()
         connection = _Connection(self._server, loop, self._bounds.idle_seconds)
-        unread_ms = round(self._bounds.unread_seconds * 1000)
+        is_local = connected.family == socket.AF_UNIX
         try:
-            # Also counts while the other side's window is shut (tcp(7)), which no timer of aiohttp does.
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+            if not is_local:
+                # Also counts while the other side's window is shut (tcp(7)), which no timer of aiohttp does.
+                unread_ms = round(self._bounds.unread_seconds * 1000)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
             transport, _ = await loop.connect_accepted_socket(
                 lambda: connection,
                 connected,
                 ssl=self._tls,
-                ssl_handshake_timeout=self._bounds.handshake_seconds,
-                ssl_shutdown_timeout=self._bounds.goodbye_seconds,
+                ssl_handshake_timeout=None if self._tls is None else self._bounds.handshake_seconds,
+                ssl_shutdown_timeout=None if self._tls is None else self._bounds.goodbye_seconds,
             )
         except OSError as err:  # All of TLS's errors too.
             log.debug("handshake_failed peer=%s error=%s", peer, type(err).__name__)
@@ -171,9 +180,25 @@ class Entrance:
             log.error("connection_crashed error=%s\n%s", type(err).__name__, place_of(err))  # noqa: TRY400
             return
         try:
-            await connection.closed.wait()
+            if is_local:
+                await self._while_read(connection, transport)
+            else:
+                await connection.closed.wait()
         finally:
             transport.abort()
+
+    async def _while_read(self, connection: _Connection, transport: asyncio.WriteTransport) -> None:
+        """Until it is closed, or nothing of an answer was taken for a while: sockets of the machine itself
+        have no timer for that."""
+        taken = -1
+        while not connection.closed.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._bounds.unread_seconds):
+                    await connection.closed.wait()
+            waiting = transport.get_write_buffer_size()
+            if waiting and connection.written - waiting == taken:
+                return
+            taken = connection.written - waiting
 
 
 class _Connection(web.RequestHandler):
@@ -188,6 +213,12 @@ class _Connection(web.RequestHandler):
             auto_decompress=False,  # `bodies` does, under our limit, and sees whether all is there.
         )
         self.closed = asyncio.Event()
+        self._answered: web.BaseRequest | None = None
+
+    @property
+    def written(self) -> int:
+        """Bytes of the answer that is being sent, or was last."""
+        return 0 if self._answered is None else self._answered.writer.output_size
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -198,6 +229,7 @@ class _Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPException):  # Raised before any handler: an `Expect` that nobody knows.
             resp = refused(Refusal(Code.BAD_REQUEST, resp.reason or "the request is not valid HTTP"))
+        self._answered = request
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -240,11 +272,37 @@ def _what_is_wrong(error: BaseException | None) -> str:
             return "the request is not valid HTTP"
 
 
-async def _listening(host: str, port: int) -> socket.socket:
-    """Bound to the first address of `host`."""
+async def listening_on(host: str, port: int) -> socket.socket:
+    """Bound to the first address of `host`. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
-    listening = socket.create_server(address[:2], family=family, backlog=256)
+    listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def listening_at(path: Path) -> socket.socket:
+    """Bound to a file of this machine, in place of a socket that nobody listens at any more.
+
+    Its owner and its group may connect; in a folder with the setgid bit that is the folder's group. The file
+    stays when it is closed: then clients are refused, which they take for a reason to come again.
+
+    Raises `OSError`, also where something else is there.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(f"{path} is there already, and is no socket")
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(str(draft))
+        draft.chmod(0o660)
+        listening.listen(BACKLOG)
+        draft.rename(path)
+    except OSError:
+        listening.close()
+        raise
     listening.setblocking(False)
     return listening

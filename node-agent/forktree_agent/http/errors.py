@@ -1,7 +1,7 @@
 """Every refusal the HTTP API can give: one table from reasons and typed errors to a code and a status.
 
-Clients repeat a create, fork or exec only after `at_capacity` and `session_bringup_failed`, so those two are
-sent only where nothing was left running.
+Clients repeat a create, fork or exec only after `at_capacity`, `session_bringup_failed` and `draining`, so
+these are sent only where nothing was left running.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Code(StrEnum):
     """`code` and `error_code` of an error body."""
 
     BAD_REQUEST = "bad_request"
+    INVALID_SEED = "invalid_seed"
     TEMPLATE_ID_REQUIRED = "template_id_required"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
@@ -28,6 +29,8 @@ class Code(StrEnum):
     NO_SUCH_SESSION = "no_such_session"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
+    TEMPLATE_IN_USE = "template_in_use"
+    PORT_NOT_EXPOSED = "port_not_exposed"
     NOT_READY = "not_ready"
     SESSION_GONE = "session_gone"
     BODY_TOO_LARGE = "body_too_large"
@@ -40,12 +43,14 @@ class Code(StrEnum):
     UPSTREAM_ERROR = "upstream_error"
     AT_CAPACITY = "at_capacity"
     OVERLOADED = "overloaded"
+    DRAINING = "draining"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     NO_SPACE = "no_space"
 
 
 STATUS: dict[Code, HTTPStatus] = {
     Code.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
+    Code.INVALID_SEED: HTTPStatus.BAD_REQUEST,
     Code.TEMPLATE_ID_REQUIRED: HTTPStatus.BAD_REQUEST,
     Code.UNAUTHORIZED: HTTPStatus.UNAUTHORIZED,
     Code.FORBIDDEN: HTTPStatus.FORBIDDEN,
@@ -54,6 +59,8 @@ STATUS: dict[Code, HTTPStatus] = {
     Code.NO_SUCH_SESSION: HTTPStatus.NOT_FOUND,
     Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
     Code.CONFLICT: HTTPStatus.CONFLICT,
+    Code.TEMPLATE_IN_USE: HTTPStatus.CONFLICT,
+    Code.PORT_NOT_EXPOSED: HTTPStatus.CONFLICT,
     Code.NOT_READY: HTTPStatus.CONFLICT,
     Code.SESSION_GONE: HTTPStatus.GONE,
     Code.BODY_TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -66,6 +73,7 @@ STATUS: dict[Code, HTTPStatus] = {
     Code.UPSTREAM_ERROR: HTTPStatus.BAD_GATEWAY,
     Code.AT_CAPACITY: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.DRAINING: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
     Code.NO_SPACE: HTTPStatus.INSUFFICIENT_STORAGE,
 }

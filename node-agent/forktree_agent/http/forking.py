@@ -34,7 +34,7 @@ from forktree_agent.http.describing import root_of, template_name
 from forktree_agent.http.describing_forks import parent_of
 from forktree_agent.http.discarding import discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
-from forktree_agent.http.locating import no_such_session
+from forktree_agent.http.locating import no_such_session, recorded
 from forktree_agent.http.naming import FOR_CALLERS, any_name
 from forktree_agent.http.waiting import Vanished, until
 
@@ -63,6 +63,8 @@ class Wanted:
     """Answer only when commands are done, scored and pruned."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Those of the Fork itself."""
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The same, where its object is written first."""
 
     @property
     def deadline(self) -> float:
@@ -75,6 +77,17 @@ class SourceName:
 
     kind: type[Session] | type[Fork]
     name: str
+
+
+async def fork(client: KubeClient, facade: Facade, wanted: Wanted, *, at_once: bool) -> Answered:
+    """Fork a session that is this node's, or nobody's yet: at once where that is wanted and can be, else by
+    an object. Raises `Refusal`."""
+    known = facade.session(wanted.namespace, wanted.source.name)
+    answered = None
+    if known is not None:
+        known = await recorded(facade, known, deadline=wanted.deadline)
+        answered = await fork_at_once(facade, known, wanted) if at_once else None
+    return answered or await fork_by_object(client, facade, wanted)
 
 
 async def fork_at_once(facade: Facade, parent: Session, wanted: Wanted) -> Answered | None:
@@ -225,7 +238,10 @@ async def _object(client: KubeClient, node: str, source: Session | Fork, asked: 
     starts = ForkSource(session=reference) if isinstance(source, Session) else ForkSource(fork=reference)
     wanted = Fork(
         metadata=ObjectMeta(
-            name=asked.name or any_name(node), namespace=metadata.namespace, labels=dict(asked.labels)
+            name=asked.name or any_name(node),
+            namespace=metadata.namespace,
+            labels=dict(asked.labels),
+            annotations=asked.annotations,
         ),
         spec=spec_of(asked.body, starts),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from forktree.kube.client import KubeClient
@@ -21,19 +22,34 @@ WAIT_SECONDS = 110.0
 
 
 async def open_session(
-    client: KubeClient, namespace: str, request: CreateSession, *, seen: float
+    client: KubeClient,
+    namespace: str,
+    request: CreateSession,
+    *,
+    seen: float,
+    annotations: Mapping[str, str] | None = None,
+    node: str | None = None,
+    unless_full: bool = False,
 ) -> tuple[SessionCreated, HTTPStatus]:
     """A running session: 201 if this call made its object, 200 if an earlier call of that name did.
+
+    `node`: where it is to run, which only the agent there can say; None: wherever the operator puts it.
+    `unless_full`: do not wait where no node has room, and say `at_capacity`.
 
     `seen`: when the request was, monotonic seconds. On any refusal after this call made the object, that is
     deleted again; the one exception is a named session that is still on its way at the deadline, which the
     same call can be repeated for.
     """
     deadline = seen + WAIT_SECONDS
-    session, made = await _object(client, namespace, request)
+    session, made = await _object(client, namespace, request, annotations or {}, node)
     keep = not made
     try:
-        session = await until(client, session, _settled, deadline=deadline)
+        session = await until(
+            client,
+            session,
+            lambda seen: _settled(seen) or (unless_full and seen.status.reason is Reason.UNSCHEDULED),
+            deadline=deadline,
+        )
         if not _lives(session):
             raise _refused(session)
         keep = True
@@ -61,7 +77,13 @@ async def open_session(
     return answer, HTTPStatus.CREATED if made else HTTPStatus.OK
 
 
-async def _object(client: KubeClient, namespace: str, request: CreateSession) -> tuple[Session, bool]:
+async def _object(
+    client: KubeClient,
+    namespace: str,
+    request: CreateSession,
+    annotations: Mapping[str, str],
+    node: str | None,
+) -> tuple[Session, bool]:
     """The session's object, and whether this call made it."""
     try:
         await client.get(SessionTemplate, namespace, request.template_id)
@@ -70,10 +92,14 @@ async def _object(client: KubeClient, namespace: str, request: CreateSession) ->
         raise Refusal(Code.NO_TEMPLATE, sentence) from err
     wanted = Session(
         metadata=ObjectMeta(
-            name=request.name or f"sess-{secrets.token_hex(8)}", namespace=namespace, labels=request.labels
+            name=request.name or f"sess-{secrets.token_hex(8)}",
+            namespace=namespace,
+            labels=request.labels,
+            annotations=annotations,
         ),
         spec=SessionSpec(
             template_ref=TemplateRef(name=request.template_id),
+            node_name=node,
             seed=request.seed,
             env=variables(request.env),
         ),
@@ -123,4 +149,6 @@ def _refused(session: Session) -> Refusal:
         return Refusal(Code.SESSION_GONE, f"session {name} is being deleted")
     if status.phase is SessionPhase.RELEASED:
         return Refusal(Code.SESSION_GONE, f"session {name} was released")
+    if status.reason is Reason.UNSCHEDULED:
+        return Refusal(Code.AT_CAPACITY, f"session {name} finds no room: {status.message}")
     return refusal_for(status.reason, status.message, f"session {name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aiohttp import web
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -10,3 +12,21 @@ REQUEST_ID = web.RequestKey("request_id", str)
 SEEN = web.RequestKey("seen", float)
 """When its head had come, in monotonic seconds: what all clocks of an answer begin with. Loop time is the
 same clock, but uvloop reads it once a turn and in whole milliseconds: for deadlines, not for measuring."""
+
+LAST = web.RequestKey("last", bool)
+"""Set where the connection is to be closed after the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server does as a request comes."""
+
+    running: int
+    """Requests, this one among them."""
+    at_once: int
+    """As many may be."""
+    draining: bool
+    """It is about to stop, and begins nothing any more."""
+
+
+LOAD = web.RequestKey("load", Load)

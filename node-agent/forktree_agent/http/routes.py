@@ -17,6 +17,8 @@ from forktree.kube.client import KubeClient
 from forktree_agent.control.facade import Facade
 from forktree_agent.http import bodies, openapi
 from forktree_agent.http.auth import Gate
+from forktree_agent.http.collimate.daemon import DAEMON
+from forktree_agent.http.collimate.gateway import GATEWAY
 from forktree_agent.http.handlers import (
     batches,
     checkpoints,
@@ -68,6 +70,9 @@ def _encoded() -> bytes:
     return msgspec.json.encode(openapi.document(ROUTES, OPEN))
 
 
+PREFIXES: Final = ("", "/ns/{namespace}")
+
+
 class Api:
     """All handlers. It holds nothing but what it was given, and the gate's short memory."""
 
@@ -77,10 +82,15 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """Every path, under each prefix that it has."""
         return [
-            *(web.get(f"/v1{route.path}", route.handler) for route in OPEN),
+            # Also below a namespace: existing clients know no other address.
+            *(web.get(f"{prefix}/v1{route.path}", route.handler) for route in OPEN for prefix in PREFIXES),
             *(
                 web.route(route.method, f"{prefix}/v1{route.path}", checked(route, self._parts))
                 for route in ROUTES
-                for prefix in ("", "/ns/{namespace}")
+                for prefix in PREFIXES
+                # The gateway's answer to the same is the native one with further keys.
+                if (route.method, route.path) not in GATEWAY.paths
             ),
+            # Not ours to describe, so in no document of this API.
+            *(route for surface in (GATEWAY, DAEMON) for route in surface.declared(self._parts)),
         ]

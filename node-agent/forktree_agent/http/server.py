@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
+import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -18,12 +20,18 @@ from forktree.errors import ForktreeError
 from forktree.wire import MAX_BODY_BYTES
 from forktree_agent.http import certificates
 from forktree_agent.http.bodies import refused
-from forktree_agent.http.connections import Bounds, Entrance
+from forktree_agent.http.connections import Bounds, Entrance, listening_on
 from forktree_agent.http.errors import Code, Refusal, place_of, refusal_of
-from forktree_agent.http.requests import REQUEST_ID, SEEN
+from forktree_agent.http.requests import LAST, LOAD, REQUEST_ID, SEEN, Load
 from forktree_agent.http.routes import Api
 
 log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 5.0
+"""Requests in flight get this long when the agent stops, while further ones are told that it does."""
+
+LOCAL_BOUNDS = Bounds(connections=256, connections_of_a_peer=256)
+"""Of one namespace's socket, where all come from one place."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,6 +56,15 @@ class Listener:
     bounds: Bounds = field(default_factory=Bounds)
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A socket of this machine itself, and what can be asked there. No TLS, and nobody says who he is."""
+
+    listening: socket.socket
+    routes: list[web.RouteDef]
+    bounds: Bounds = LOCAL_BOUNDS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a client needs to know."""
@@ -60,18 +77,23 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(listener: Listener, api: Api) -> AsyncGenerator[Served]:
-    """Serve `api` inside the block. Leaving it cancels what is still in flight after a short grace.
+async def serving(listener: Listener, api: Api, doors: Iterable[Door] = ()) -> AsyncGenerator[Served]:
+    """Serve `api` inside the block, and beside it each of `doors`.
 
-    Raises `OSError` where the address cannot be bound or the certificate cannot be read or written.
+    Leaving it gives what is in flight a short grace, and begins nothing new. Raises `OSError` where the
+    address cannot be bound or the certificate cannot be read or written.
     """
     identity = await asyncio.to_thread(_identity, listener)  # Key generation and files: some 10 ms.
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_Edge().middleware])
-    app.add_routes(api.routes())
-    bounds = listener.bounds
-    async with Entrance.open(
-        app, listener.host, listener.port, tls=identity.context, bounds=bounds
-    ) as entrance:
+    listening, ending = await listening_on(listener.host, listener.port), _Ending()
+    async with AsyncExitStack() as stack:
+        entrance = await stack.enter_async_context(
+            _Edge(ending).around(api.routes(), listening, identity.context, listener.bounds)
+        )
+        for door in doors:
+            # Each with a bound of its own: a crowd at one does not shut the others.
+            await stack.enter_async_context(
+                _Edge(ending).around(door.routes, door.listening, None, door.bounds)
+            )
         log.info("http_serving host=%s port=%d", listener.host, entrance.port)
         yield Served(port=entrance.port, authority=identity.authority, ca_bundle=identity.ca_bundle)
 
@@ -82,17 +104,56 @@ def _identity(listener: Listener) -> certificates.Identity:
     return certificates.self_signed(listener.tls_directory, list(listener.names))
 
 
+class _Ending:
+    """When all that is in flight must be done. One for all entrances: none begins anything once it is set."""
+
+    def __init__(self) -> None:
+        self.end_by: float | None = None
+        """Loop time; None while the server goes on."""
+
+    def begun(self) -> float:
+        """The end begins with this, unless it has already. Returns loop time."""
+        if self.end_by is None:
+            self.end_by = asyncio.get_running_loop().time() + SHUTDOWN_SECONDS
+        return self.end_by
+
+
 class _Edge:
     """Around every request: an id, a bound on how many run, errors put into words, a log line."""
 
-    def __init__(self) -> None:
+    def __init__(self, ending: _Ending) -> None:
         self._running = 0
+        self._ending = ending
+        self._idle = asyncio.Event()
+
+    @asynccontextmanager
+    async def around(
+        self, routes: list[web.RouteDef], listening: socket.socket, tls: ssl.SSLContext | None, bounds: Bounds
+    ) -> AsyncGenerator[Entrance]:
+        """Serve these routes inside the block."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self.middleware])
+        app.add_routes(routes)
+        async with Entrance.open(app, listening, tls=tls, bounds=bounds) as entrance:
+            try:
+                yield entrance
+            finally:
+                await self._drain()
+
+    async def _drain(self) -> None:
+        """Until nothing is in flight, or its time is over. What comes meanwhile is told to go elsewhere."""
+        end_by = self._ending.begun()
+        if self._running:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(end_by):
+                    await self._idle.wait()
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         request_id = request[REQUEST_ID] = f"req_{secrets.token_hex(8)}"
         began = request[SEEN] = time.monotonic()
         self._running += 1
+        request[LOAD] = Load(self._running, REQUESTS_AT_ONCE, self._ending.end_by is not None)
         try:
             response = await self._bounded(request, handler)
         except asyncio.CancelledError:
@@ -104,6 +165,8 @@ class _Edge:
             response = _error_response(request, request_id, err)
         finally:
             self._running -= 1
+            if not self._running:
+                self._idle.set()  # Only looked at while it drains.
         log.debug(
             "request_answered id=%s method=%s route=%s status=%d ms=%.1f",
             request_id,
@@ -113,9 +176,13 @@ class _Edge:
             (time.monotonic() - began) * 1000,
         )
         response.headers["X-Request-Id"] = request_id
+        if LAST in request or request[LOAD].draining:
+            response.force_close()
         return response
 
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request[LOAD].draining and not _route(request).endswith("/v1/health"):
+            raise Refusal(Code.DRAINING, "this agent is about to stop and begins nothing: ask again")
         if self._running > REQUESTS_AT_ONCE:
             sentence = f"{REQUESTS_AT_ONCE} requests are being answered already; ask again later"
             raise Refusal(Code.OVERLOADED, sentence)

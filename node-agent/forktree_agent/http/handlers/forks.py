@@ -27,14 +27,7 @@ async def _fork(asked: Asked) -> web.Response:
         what = "&".join(f"{key}={word}" for key, word in asks.items() if word)
         return await asked.session_elsewhere(node, f"fork?{what}" if what else "fork", end_by=wanted.deadline)
     at_once = wanted.body.plain and record is None and not wanted.complete
-    known = asked.facade.session(asked.namespace, asked.session_id)
-    answered = None
-    if known is not None:
-        known = await locating.recorded(asked.facade, known, deadline=wanted.deadline)
-        answered = await forking.fork_at_once(asked.facade, known, wanted) if at_once else None
-    if answered is None:
-        answered = await forking.fork_by_object(asked.client, asked.facade, wanted)
-    return await bodies.answer(*answered)
+    return await bodies.answer(*await forking.fork(asked.client, asked.facade, wanted, at_once=at_once))
 
 
 async def _fork_again(asked: Asked) -> web.Response:

@@ -17,7 +17,7 @@ from forktree_agent.http.table import Asked, Each, Right, Route
 
 async def _list(asked: Asked) -> web.Response:
     templates, _ = await asked.client.list(SessionTemplate, asked.namespace)
-    return bodies.array([_described(each) for each in templates])
+    return bodies.array([described(each) for each in templates])
 
 
 async def _get(asked: Asked) -> web.Response:
@@ -27,7 +27,7 @@ async def _get(asked: Asked) -> web.Response:
     except NotFound as err:
         sentence = f"there is no template {name} in the namespace {asked.namespace}"
         raise Refusal(Code.NO_TEMPLATE, sentence) from err
-    return await bodies.answer(_described(template))
+    return await bodies.answer(described(template))
 
 
 async def _node(asked: Asked) -> web.Response:
@@ -59,7 +59,8 @@ async def _node(asked: Asked) -> web.Response:
     return await bodies.answer(body)
 
 
-def _described(template: SessionTemplate) -> TemplateInfo:
+def described(template: SessionTemplate) -> TemplateInfo:
+    """A template, and where it is ready."""
     nodes = template.status.nodes
     return TemplateInfo(
         template_id=template.metadata.name,
