@@ -12,6 +12,10 @@ import pytest_asyncio
 from e2e.http_stage import Stage, staged
 from e2e.operator_rig import OperatorRig
 from e2e.whole import Whole
+from forktree.kube.access import ClusterAccess
+from forktree.kube.client import KubeClient
+from forktree.models import Session
+from forktree_dev import provisioning
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.system import Artifacts, Sizes, System
 
@@ -72,3 +76,16 @@ async def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
     """The HTTP API in front of a real API server; the test plays operator and control."""
     async with staged(control_plane, namespace, tmp_path) as running:
         yield running
+
+
+@pytest.fixture
+async def far(stage: Stage, tmp_path: Path) -> AsyncIterator[str]:
+    """A session of another node, which its agent has named."""
+    kubectl = stage.plane.kubectl
+    await provisioning.create_node(kubectl, "far-node")
+    await provisioning.write_agent_kubeconfig(kubectl, "far-node", tmp_path / "far.kubeconfig")
+    await stage.session("far", node="far-node")
+    async with KubeClient.connected(ClusterAccess.from_kubeconfig(tmp_path / "far.kubeconfig")) as agent:
+        await agent.merge_patch(Session, stage.namespace, "far", {"spec": {"nodeName": "far-node"}})
+    yield "far"
+    await kubectl.run("delete", "node", "far-node")

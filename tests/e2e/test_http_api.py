@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ import pytest
 from aiohttp import web
 
 from e2e.http_stage import NODE, SECONDS, Stage, rights
-from forktree.kube.access import ClusterAccess
-from forktree.kube.client import KubeClient
 from forktree.kube.watching import Changed, Deleted, Listed, watch
 from forktree.models import Fork, ForkNode, Session
 from forktree_agent.engine.contract import (
@@ -231,19 +229,6 @@ async def test_a_command_waits_for_a_session_on_its_way(stage: Stage) -> None:
         await stage.admin.merge_patch(Session, stage.namespace, name, running, subresource="status")
     )
     assert (await asking)[0] == 200
-
-
-@pytest.fixture
-async def far(stage: Stage, tmp_path: Path) -> AsyncIterator[str]:
-    """A session of another node, which its agent has named."""
-    kubectl = stage.plane.kubectl
-    await provisioning.create_node(kubectl, "far-node")
-    await provisioning.write_agent_kubeconfig(kubectl, "far-node", tmp_path / "far.kubeconfig")
-    await stage.session("far", node="far-node")
-    async with KubeClient.connected(ClusterAccess.from_kubeconfig(tmp_path / "far.kubeconfig")) as agent:
-        await agent.merge_patch(Session, stage.namespace, "far", {"spec": {"nodeName": "far-node"}})
-    yield "far"
-    await kubectl.run("delete", "node", "far-node")
 
 
 @pytest.mark.parametrize(("method", "what"), [("POST", "exec"), ("POST", "fork"), ("GET", "memory")])
