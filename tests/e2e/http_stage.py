@@ -19,7 +19,7 @@ from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.kube.watching import Changed, Deleted, Listed, watch
-from forktree.models import Fork, Level, Mode, Session
+from forktree.models import Fork, Level, Mode, Session, Uid
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.branch_logs import BranchLogs
 from forktree_agent.control.branch_reports import BranchReports
@@ -104,6 +104,9 @@ class ByObject:
         return None
 
     async def recorded(self, namespace: str, name: str) -> None:
+        return None
+
+    async def recorded_below(self, above: Uid) -> None:
         return None
 
 

@@ -218,4 +218,5 @@ async def test_a_sandbox_of_another_node_is_asked_for_there_in_the_same_words(
         (f"{space}/v1/sandboxes/far/fork", {"count": 2}),
         (f"{space}/daemon/v1/sessions/far/exec", {"commands": [["x"]]}),
     ]
+    # Its agent is away now, and the client would not ask again.
     assert (await stage.ask("DELETE", "/sandboxes/far"))[1] == {"deleted": True, "id": "far"}

@@ -228,8 +228,25 @@ async def test_a_sandbox_is_forked_by_a_client_that_knows_nothing_of_us(
     assert still.value.code == "not_ready"
     assert (await calling(session.resume))["state"] == "running"
     assert (await calling(session.exec, command="cat /tmp/file")).stdout == "kept\n"
-    await calling(session.close)
-    assert (await calling(gateway.delete_sandbox, listed[children[0]["id"]]["id"]))["id"]
+    for name in (session.id, grandchild["id"], children[0]["id"], children[1]["id"]):
+        assert (await calling(gateway.delete_sandbox, name))["deleted"] is True
+    await whole.names_are(set())
+
+
+async def test_a_parent_that_is_closed_leaves_its_children_and_the_last_of_them_leaves_nothing(
+    whole: Whole, gateway: GatewayClient
+) -> None:
+    session = await calling(gateway.session("tiny").open)
+    await calling(session.exec, command="echo kept > /tmp/file")
+    first, second = [each["id"] for each in await calling(session.fork, 2)]
+    await calling(session.close)  # At once: the objects of the fork are on their way.
+    (third,) = [each["id"] for each in (await calling(gateway.fork, first, labels=["third"]))["children"]]
+    assert (await calling(gateway.delete_sandbox, first))["deleted"] is True
+    assert (await calling(gateway.delete_sandbox, first))["deleted"] is False
+    for name in (second, third):
+        assert (await calling(gateway.exec, name, command="cat /tmp/file"))["stdout"] == "kept\n"
+    assert {each["id"] for each in await calling(gateway.list_sandboxes)} == {second, third}
+    await asyncio.gather(*(calling(gateway.delete_sandbox, each) for each in (second, third)))
     await whole.names_are(set())
 
 

@@ -177,6 +177,11 @@ class EarlyForks:
         if known is not None:
             await known.over.wait()
 
+    async def recorded_below(self, above: Uid) -> None:
+        """Until no object of a fork of that session is still to be written. Whoever waits has a deadline."""
+        while known := next((each for each in self._known.values() if each.above == above), None):
+            await known.over.wait()
+
     # Made -------------------------------------------------------------------------------------------------
 
     async def _outcome(self, known: _Known, named: _Name, *, made: bool) -> Outcome:

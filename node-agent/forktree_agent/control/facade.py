@@ -59,6 +59,8 @@ class Forking(Protocol):
 
     async def recorded(self, namespace: str, name: str) -> None: ...
 
+    async def recorded_below(self, above: Uid) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:

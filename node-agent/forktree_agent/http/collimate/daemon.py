@@ -21,7 +21,7 @@ from forktree.models import SessionTemplate
 from forktree.wire import Answer, Request
 from forktree_agent.control.facade import Facade
 from forktree_agent.http import bodies
-from forktree_agent.http.collimate import listing, sandboxes, wire
+from forktree_agent.http.collimate import closing, listing, sandboxes, wire
 from forktree_agent.http.collimate.sandboxes import Elsewhere, Visit
 from forktree_agent.http.collimate.surfaces import Handler, Surface, handed_on, visit
 from forktree_agent.http.errors import Code, Refusal
@@ -129,7 +129,7 @@ async def _exec_once(visiting: Visit, request: web.Request) -> web.Response:
 
 async def _delete(visiting: Visit, request: web.Request) -> web.Response:
     session_id = request.match_info["session_id"]
-    await sandboxes.deleted(visiting, session_id)
+    await closing.closed(visiting, session_id, its_node_first=True)
     return await bodies.answer(wire.DaemonDeleted(deleted=True, session_id=session_id))
 
 
@@ -191,7 +191,7 @@ _CALLS: Final = (
     _Call(
         method="DELETE",
         path=_SESSION,
-        summary="Delete a session and all below it",
+        summary="Delete a session, and nothing that was forked from it",
         answering=_delete,
         rights=(Right("delete", "sessions"),),
         answer=wire.DaemonDeleted,

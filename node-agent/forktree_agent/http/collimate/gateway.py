@@ -15,9 +15,9 @@ from aiohttp import web
 
 from forktree.models import SessionState, SessionTemplate
 from forktree_agent.http import bodies, changing, finding
-from forktree_agent.http.collimate import environments, labels, listing, sandboxes, wire
+from forktree_agent.http.collimate import closing, environments, labels, listing, sandboxes, wire
 from forktree_agent.http.collimate.sandboxes import Elsewhere
-from forktree_agent.http.collimate.surfaces import Surface, handed_on, visit
+from forktree_agent.http.collimate.surfaces import Surface, forwarded, handed_on, visit
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.table import Asked, Each, Right, Route
 
@@ -137,7 +137,16 @@ async def _put_into(asked: Asked, state: SessionState) -> web.Response:
 
 
 async def _delete(asked: Asked) -> web.Response:
-    await sandboxes.deleted(visit(asked), asked.session_id)
+    try:
+        await closing.closed(visit(asked), asked.session_id, its_node_first=True)
+    except Elsewhere as there:
+        try:
+            return await forwarded(asked, there)
+        except Refusal as refusal:
+            if refusal.code not in {Code.WRONG_NODE, Code.UPSTREAM_ERROR}:
+                raise
+            # Nobody answers there; and the client of this protocol does not ask a second time.
+            await closing.closed(visit(asked), asked.session_id, its_node_first=False)
     return await bodies.answer(wire.Deleted(deleted=True, id=asked.session_id))
 
 
@@ -248,7 +257,7 @@ GATEWAY: Final = Surface(
         Route(
             method="DELETE",
             path=_SESSION,
-            summary="Delete a sandbox and all below it",
+            summary="Delete a sandbox, and nothing that was forked from it",
             handler=handed_on(_delete),
             rights=(Right("delete", "sessions"),),
             answers={HTTPStatus.OK: (wire.Deleted,)},

@@ -21,7 +21,6 @@ from forktree_agent.control.identity import SEED_VARIABLE
 from forktree_agent.http import executing, forking, locating
 from forktree_agent.http.collimate.programs import program
 from forktree_agent.http.collimate.wire import Egress, Exec, ExecAnswer, OneShot
-from forktree_agent.http.deleting import delete_session
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.opening import open_session
 
@@ -120,14 +119,6 @@ async def forked(
         raise Elsewhere(node, wanted.deadline)
     body, _ = await forking.fork(visit.client, visit.facade, wanted, at_once=not annotations)
     return body
-
-
-async def deleted(visit: Visit, session_id: str) -> None:
-    """The session goes, and all below it. Raises `Refusal` and `Elsewhere`."""
-    deadline = visit.seen + forking.WAIT_SECONDS
-    node = await delete_session(visit.client, visit.facade, visit.namespace, session_id, deadline=deadline)
-    if node is not None:
-        raise Elsewhere(node, deadline)
 
 
 def seed_of(wanted: Exec) -> str:

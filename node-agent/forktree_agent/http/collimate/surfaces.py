@@ -78,13 +78,18 @@ def handed_on(
         try:
             return await handler(asked)
         except Elsewhere as there:
-            path = asked.route.path.replace("{session_id}", asked.session_id)
-            errand = Errand(
-                node=there.node,
-                path=f"/ns/{asked.namespace}{below}/v1{path}",
-                subject=f"session {asked.session_id}",
-                deadline=there.end_by + HOP_SECONDS,
-            )
-            return await asked.parts.proxy.forward(asked.request, errand)
+            return await forwarded(asked, there, below)
 
     return handing_on
+
+
+async def forwarded(asked: Asked, there: Elsewhere, below: str = "") -> web.Response:
+    """The answer of another node's agent to the same request. Raises `Refusal`."""
+    path = asked.route.path.replace("{session_id}", asked.session_id)
+    errand = Errand(
+        node=there.node,
+        path=f"/ns/{asked.namespace}{below}/v1{path}",
+        subject=f"session {asked.session_id}",
+        deadline=there.end_by + HOP_SECONDS,
+    )
+    return await asked.parts.proxy.forward(asked.request, errand)

@@ -14,7 +14,6 @@ from forktree.models import Session
 from forktree.wire import CreateSession, SessionCreated, SessionDeleted, SessionInfo, SessionMemory
 from forktree.wire_trees import CONTINUE, SessionsQuery
 from forktree_agent.http import bodies, forking, locating, repeating, weighing
-from forktree_agent.http.deleting import delete_session
 from forktree_agent.http.describing import describe_all, describe_newborn, describe_one
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.locating import no_such_session
@@ -74,12 +73,16 @@ async def _get(asked: Asked) -> web.Response:
 
 
 async def _delete(asked: Asked) -> web.Response:
-    deadline = asked.seen + forking.WAIT_SECONDS
-    node = await delete_session(
-        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=deadline
-    )
-    if node is not None:
-        return await asked.session_elsewhere(node, "", end_by=deadline)
+    known = asked.facade.session(asked.namespace, asked.session_id)
+    if known is not None and not known.metadata.uid:
+        await locating.recorded(asked.facade, known, deadline=asked.seen + forking.WAIT_SECONDS)
+    try:
+        await asked.client.delete(Session, asked.namespace, asked.session_id)
+    except NotFound as err:
+        found = await locating.find(asked.client, asked.facade, asked.namespace, asked.session_id)
+        if node := locating.other_node(asked.facade, found):
+            return await asked.session_elsewhere(node, "", end_by=asked.seen + forking.WAIT_SECONDS)
+        raise no_such_session(asked.session_id, asked.namespace) from err
     return await bodies.answer(SessionDeleted(deleted=True, session_id=asked.session_id))
 
 
