@@ -104,6 +104,20 @@ def test_a_long_command_is_activity_for_as_long_as_any_runs() -> None:
     assert activity.of([Uid("s")], lambda _: True) == {"s": 300.0}
 
 
+def test_how_long_nothing_was_done_and_how_many_commands_there_were() -> None:
+    clock, session = Clock(), Uid("s")
+    activity = Activity(clock)
+    assert (activity.idle_seconds(session), activity.commands(session)) == (None, 0)
+    with activity.during(session):
+        activity.began_command(session)
+        clock.now = 200.0
+        assert activity.idle_seconds(session) == 0.0
+    clock.now = 203.0
+    assert (activity.idle_seconds(session), activity.commands(session)) == (3.0, 1)
+    activity.of([], lambda _: False)
+    assert (activity.idle_seconds(session), activity.commands(session)) == (None, 0)
+
+
 # Verdicts ---------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from forktree_agent.http.errors import (
     shown,
 )
 
-RETRIED_BY_CLIENTS = {Code.AT_CAPACITY, Code.SESSION_BRINGUP_FAILED}
+RETRIED_BY_CLIENTS = {Code.AT_CAPACITY, Code.SESSION_BRINGUP_FAILED, Code.DRAINING}
 
 
 def errors() -> list[type[ForktreeError]]:
