@@ -161,6 +161,7 @@ class Facade:
 
     async def begin(self, session: Session, command: Command, *, deadline: float) -> str:
         """Start a command that is tied to nobody, and return its id. Raises what `Engine.begin` raises."""
+        self._activity.began_command(session.metadata.uid)
         with self._activity.during(session.metadata.uid):
             return await self._engine.begin(self._there(session).id, command, deadline=deadline)
 
@@ -169,6 +170,7 @@ class Facade:
         self, session: Session, command: Command, *, deadline: float
     ) -> AsyncGenerator[ExecReader]:
         """Start a command that is tied to nobody, and read it. Raises what `Engine.streaming` raises."""
+        self._activity.began_command(session.metadata.uid)
         with self._activity.during(session.metadata.uid):
             begun = self._engine.streaming(self._there(session).id, command, deadline=deadline)
             async with begun as reader:
