@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import aiohttp
 
@@ -31,6 +31,7 @@ from forktree_agent.control.records import Limits, Lineage, Records, SessionReco
 from forktree_agent.engine.contract import (
     BaselineId,
     Command,
+    CommandRefused,
     Engine,
     ExecNotFound,
     ExecResult,
@@ -88,6 +89,21 @@ class ScriptedEngine:
 
     def execs(self, machine: MachineId) -> tuple[str, ...]:
         return ()
+
+    async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:
+        raise CommandRefused("nothing outlives its caller here")
+
+    def streaming(self, machine: MachineId, command: Command, *, deadline: float) -> Never:
+        raise CommandRefused("nothing outlives its caller here")
+
+    def reading(self, machine: MachineId, exec_id: str, **_: object) -> Never:
+        raise ExecNotFound(f"no command {exec_id} runs there")
+
+    async def write(self, machine: MachineId, exec_id: str, data: bytes, **_: object) -> None:
+        raise ExecNotFound(f"no command {exec_id} runs there")
+
+    async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
+        raise ExecNotFound(f"no command {exec_id} runs there")
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
         raise ExecNotFound(f"no command {exec_id} runs there")
