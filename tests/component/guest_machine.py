@@ -54,10 +54,11 @@ class GuestMachine:
 
 
 @asynccontextmanager
-async def booted(folder: Path, image: str = "tiny") -> AsyncGenerator[GuestMachine]:
+async def booted(folder: Path, image: str = "tiny", *, vcpus: int = 1) -> AsyncGenerator[GuestMachine]:
     """Boot `builtin:IMAGE` under emulation; the machine is killed and reaped on leaving."""
     guest = await asyncio.to_thread(guest_directory, [image])
-    async with started(folder, guest, guest / "images" / f"{image}.erofs") as (channel, console, _):
+    disk = guest / "images" / f"{image}.erofs"
+    async with started(folder, guest, disk, vcpus=vcpus) as (channel, console, _):
         try:
             await channel.wait_booted(deadline=soon())
         except Exception as err:
@@ -68,7 +69,7 @@ async def booted(folder: Path, image: str = "tiny") -> AsyncGenerator[GuestMachi
 
 @asynccontextmanager
 async def started(
-    folder: Path, guest: Path, disk: Path
+    folder: Path, guest: Path, disk: Path, *, vcpus: int = 1
 ) -> AsyncGenerator[tuple[GuestChannel, Path, subprocess.Popen[bytes]]]:
     """A QEMU that begins to boot, its console written to a file."""
     console = folder / "console.log"
@@ -88,6 +89,7 @@ async def started(
             "qemu-system-x86_64",
             "test",
             accelerator="tcg",
+            vcpus=vcpus,
             memory_bytes=MEMORY_BYTES,
             wiring=Wiring(ram=inherited[0], root_disk=inherited[1], monitor=inherited[4], guest=inherited[5]),
             boot=Boot(

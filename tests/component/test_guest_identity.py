@@ -45,6 +45,12 @@ async def guest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guest
         yield machine
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GuestMachine]:
+    async with booted(tmp_path_factory.mktemp("two-cpus"), vcpus=2) as machine:
+        yield machine
+
+
 async def test_the_workload_runs_in_its_environment_and_so_do_commands(guest: GuestMachine) -> None:
     await guest.channel.start_workload(("sh", "-c", WORKLOAD), {"LEVEL": "3"}, deadline=soon())
     await guest.sh("while [ ! -e /tmp/beat ]; do usleep 10000; done")
@@ -147,6 +153,38 @@ async def test_no_program_runs_while_its_machine_becomes_another(guest: GuestMac
     await guest.sh("touch /tmp/enough; while [ ! -e /tmp/over ]; do usleep 10000; done")
     assert await guest.sh("cat /tmp/halves") == ""
     watching.cancel()  # It asked the machine of before.
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped before", "running"])
+async def test_with_two_cpus_no_program_runs_either(two_cpus: GuestMachine, *, stopped: bool) -> None:
+    guest = two_cpus
+    await take_on(guest, identity(hostname="first"))
+    await guest.sh("rm -f /tmp/enough /tmp/over* /tmp/halves*")
+    scripts = [SEEN_HALF.replace("halves", f"halves-{i}").replace("over", f"over-{i}") for i in range(3)]
+    watching = [asyncio.create_task(guest.sh(script), name="watching") for script in scripts]
+    await guest.sh("true")
+    for turn in range(40):
+        if stopped:
+            await guest.channel.freeze(deadline=soon())
+        await take_on(guest, identity(hostname=f"turn-{turn}"))
+    over = "[ -e /tmp/over-0 ] && [ -e /tmp/over-1 ] && [ -e /tmp/over-2 ]"
+    await guest.sh(f"touch /tmp/enough; until {over}; do usleep 10000; done")
+    assert await guest.sh("cat /tmp/halves*") == ""
+    for each in watching:
+        each.cancel()
+
+
+async def test_programs_that_were_stopped_start_with_the_machine(two_cpus: GuestMachine) -> None:
+    guest = two_cpus
+    await guest.channel.freeze(deadline=soon())
+    await guest.channel.freeze(deadline=soon())  # Again: they stand still, which is what was wanted.
+    held = asyncio.create_task(guest.sh("echo goes on"), name="held")
+    for _ in range(20):
+        await guest.channel.ping(deadline=soon())  # Init has taken the command long ago.
+    assert not held.done()
+    await guest.channel.thawed(guest.channel.queue_thaw(), deadline=soon())
+    assert await held == "goes on\n"
+    await guest.channel.thawed(guest.channel.queue_thaw(), deadline=soon())
 
 
 async def test_a_machine_that_stood_still_is_told_the_time(guest: GuestMachine) -> None:

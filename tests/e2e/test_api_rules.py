@@ -43,10 +43,9 @@ def connected(plane: ControlPlane) -> AbstractAsyncContextManager[KubeClient]:
 
 
 REFUSED = {
-    "two processors": (
-        manifest("SessionTemplate", {**TEMPLATE, "machine": {"vcpus": 2}}),
-        "spec.machine.vcpus: Invalid value: 2: vcpus must be 1: machines with more cannot be forked yet;"
-        " leave it out",
+    "too many processors": (
+        manifest("SessionTemplate", {**TEMPLATE, "machine": {"vcpus": 9}}),
+        "spec.machine.vcpus: Invalid value: 9: spec.machine.vcpus in body should be less than or equal to 8",
     ),
     "too little memory": (
         manifest("SessionTemplate", {**TEMPLATE, "machine": {"memory": "64Mi", "overlay": "8Mi"}}),

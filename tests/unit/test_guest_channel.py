@@ -19,6 +19,7 @@ from forktree_agent.engine.contract import (
     EngineError,
     ExecResult,
     MachineGone,
+    NotStill,
 )
 from forktree_agent.engine.microvm.guest import UNIDENTIFIED, GuestChannel, GuestError, Identity
 
@@ -426,3 +427,47 @@ async def test_input_that_the_guest_could_not_read_is_refused_here(ends: tuple[G
     ]:
         with pytest.raises(CommandRefused, match=message):
             await channel.exec(command, GENERATION, deadline=soon())
+
+
+async def test_programs_stop_and_go_on_when_the_guest_says_so(ends: tuple[GuestChannel, Peer]) -> None:
+    channel, peer = ends
+    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    request = await peer.request()
+    assert request["type"] == "freeze"
+    await peer.send({"type": "frozen", "nonce": "another", "message": None})
+    await peer.send({"type": "frozen", "nonce": request["nonce"], "message": None})
+    await freezing
+    answer = channel.queue_thaw()
+    request = await peer.request()
+    await peer.send({"type": "thawed", "nonce": request["nonce"], "message": None})
+    await channel.thawed(answer, deadline=soon())
+
+
+async def test_programs_that_do_not_stop_or_go_on_are_told_of_in_the_guests_words(
+    ends: tuple[GuestChannel, Peer],
+) -> None:
+    channel, peer = ends
+    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    await peer.send({"type": "frozen", "nonce": (await peer.request())["nonce"], "message": "x" * 1000})
+    with pytest.raises(NotStill, match=r"machine m1 do not stand still: x{500}…$"):
+        await freezing
+    with pytest.raises(DeadlineExceeded, match="m1 did not stop its programs"):
+        await channel.freeze(deadline=soon(0.05))
+    answer = channel.queue_thaw()
+    await peer.request()
+    await peer.send({"type": "thawed", "nonce": (await peer.request())["nonce"], "message": "why"})
+    with pytest.raises(GuestError, match="could not let its programs go on: why"):
+        await channel.thawed(answer, deadline=soon())
+
+
+async def test_whoever_waits_for_programs_learns_that_the_machine_is_gone(
+    ends: tuple[GuestChannel, Peer],
+) -> None:
+    channel, peer = ends
+    answer = channel.queue_thaw()
+    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    await peer.request()
+    peer.close()
+    for waiting in (freezing, channel.thawed(answer, deadline=soon())):
+        with pytest.raises(MachineGone):
+            await waiting

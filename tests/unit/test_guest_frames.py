@@ -58,6 +58,8 @@ REQUESTS: list[frames.Request] = [
     frames.Ping(nonce="n1"),
     frames.ListExecs(),
     frames.SetClock(unix_ns=1767225600123456789),
+    frames.Freeze(nonce="n3"),
+    frames.Thaw(nonce="n4"),
     frames.HttpGet(nonce="n2", port=8000, path="/ready?deep=1", timeout_ms=5000),
 ]
 REPORTS: list[frames.Report] = [
@@ -85,6 +87,10 @@ REPORTS: list[frames.Report] = [
     frames.Running(generation=GENERATION, ids=("a1", "a2")),
     frames.HttpStatus(nonce="n2", status=200, message=None),
     frames.HttpStatus(nonce="n2", status=None, message="refused"),
+    frames.Frozen(nonce="n3", message=None),
+    frames.Frozen(nonce="n3", message="timed out"),
+    frames.Thawed(nonce="n4", message=None),
+    frames.Thawed(nonce="n4", message="no such file"),
 ]
 
 

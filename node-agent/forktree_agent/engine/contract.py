@@ -195,6 +195,7 @@ class Shape:
 
     image: str
     vcpus: int
+    """With more than one, programs are stopped before the machine is: see `ForkClocks`."""
     memory_bytes: int
     overlay_bytes: int
     """Writable space of the root file system. It is guest RAM, so it is bounded by `memory_bytes`."""
@@ -281,7 +282,8 @@ class ForkClocks:
     """Never one for another. Each is None where that clock does not exist."""
 
     pause_ms: float | None
-    """Parent stopped to parent running. None from an earlier instant or of a paused parent: nothing was
+    """Parent stopped to parent running; with several vCPUs, its programs told to stop to its programs going
+    on, which is longer at both ends. None from an earlier instant or of a paused parent: nothing was
     stopped."""
     fork_ms: float
     """Parent stopped (earlier instant: children released from it) to every child running."""
@@ -414,6 +416,14 @@ class ForkFailed(EngineError):
     reason = Reason.FORK_FAILED
 
 
+class NotStill(EngineError):
+    """Programs of a machine with several vCPUs did not stand still, without which it is neither forked nor
+    paused. No child is left and they run on, so asking again is safe."""
+
+    reason = Reason.FORK_FAILED
+    retryable = True
+
+
 class DeadlineExceeded(EngineError):
     """The deadline passed first. What was begun was undone."""
 
@@ -487,8 +497,8 @@ class Engine(Protocol):
         paused parent stays paused; its children run. Without orders only the point is made. Not `answered`:
         returns as soon as every child runs, and each of them then answers or is ended for itself by
         `deadline`; see `answered`. A parent that has not answered yet itself is waited for. Raises
-        `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `HookFailed`, `DeadlineExceeded`,
-        `ParentLost`.
+        `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `NotStill`, `HookFailed`,
+        `DeadlineExceeded`, `ParentLost`.
         """
         ...
 
@@ -599,12 +609,14 @@ class Engine(Protocol):
     async def pause(self, machine: MachineId, *, deadline: float) -> None:
         """Have a machine stand still, also over a restart of the agent. Idempotent.
 
-        Waits for a fork of it that is under way. Raises `MachineGone`, `DeadlineExceeded`.
+        Waits for a fork of it that is under way. Raises `MachineGone`, `DeadlineExceeded`, and `NotStill`,
+        after which it runs on.
         """
         ...
 
     async def resume(self, machine: MachineId, *, deadline: float) -> None:
-        """Let a paused machine go on, its clock set to now. Idempotent. Raises as `pause` does."""
+        """Let a paused machine go on, its clock set to now. Idempotent. Raises `MachineGone`,
+        `DeadlineExceeded`."""
         ...
 
     async def release(self, machine: MachineId) -> None:

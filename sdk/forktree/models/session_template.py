@@ -64,13 +64,9 @@ class EnvVar(ApiModel):
 class Machine(ApiModel):
     """The virtual machine that every session of the template has, and every fork of it."""
 
-    vcpus: int = Field(
-        default=1,
-        json_schema_extra=cel(
-            ("self == 1", "vcpus must be 1: machines with more cannot be forked yet; leave it out")
-        ),
-    )
-    """Virtual processors. Only 1 for now."""
+    vcpus: int = Field(default=1, ge=1, le=8)
+    """Virtual processors. A fork of a machine with more than one takes longer: all its programs are stopped
+    before the machine is, and that counts to `pauseMs`."""
     memory: MemoryQuantity = Field(
         default="256Mi",
         json_schema_extra=memory_between(MEMORY_MIN, MEMORY_MAX),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import EngineError, MachineExit, MachineId, Owner, PointLost
+from forktree_agent.engine.microvm import stillness
 from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.baking import BASELINE_KIND
 from forktree_agent.engine.microvm.endings import all_of, until
@@ -124,6 +125,8 @@ async def _resume(resources: Resources, record: MachineRecord, *, deadline: floa
     vmm = await resources.vmms.resume(record.id, record.uid, record.build, deadline=soon)
     async with until(soon, f"taking over {record.id}"):
         await vmm.monitor.settle(paused=record.paused)
+    if not record.paused and record.unanswered is None:  # One that has not answered lets go by itself.
+        stillness.let_go(vmm)  # The agent before us may have died in the midst of a fork.
     vmm.guest.take_over()
     return vmm
 

@@ -46,7 +46,14 @@ class Wiring:
 
 
 def qemu_arguments(
-    binary: str, name: str, *, accelerator: Accelerator, memory_bytes: int, wiring: Wiring, boot: Boot | None
+    binary: str,
+    name: str,
+    *,
+    accelerator: Accelerator,
+    vcpus: int,
+    memory_bytes: int,
+    wiring: Wiring,
+    boot: Boot | None,
 ) -> list[str]:
     """The argument list of a machine to be booted, or with `boot` None of one that waits for its state."""
     share = "on" if boot else "off"
@@ -58,7 +65,8 @@ def qemu_arguments(
         *("-machine", MACHINE_TYPE),
         *("-accel", f"tcg,tb-size={TRANSLATION_CACHE_MIB}" if accelerator == "tcg" else "kvm"),
         *("-cpu", CPU_MODEL),
-        *("-smp", "1"),
+        # Emulated, each has a thread of its own: QEMU's default for a guest of the host's own kind.
+        *("-smp", str(vcpus)),
         *("-m", f"{memory_bytes >> 20}M"),
         *(
             "-object",

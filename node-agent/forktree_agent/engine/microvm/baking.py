@@ -18,10 +18,12 @@ from forktree_agent.engine.contract import (
     HttpGet,
     MachineGone,
     NeverReady,
+    NotStill,
     PinMismatch,
     Probe,
     Shape,
 )
+from forktree_agent.engine.microvm import stillness
 from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.arguments import CPU_MODEL, KERNEL_COMMAND_LINE, MACHINE_TYPE, Accelerator
 from forktree_agent.engine.microvm.endings import until
@@ -57,7 +59,9 @@ async def bake(
     resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
     name = f"b-{uuid.uuid4().hex[:12]}"
     layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
-    build = Build(image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator)
+    build = Build(
+        image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator, vcpus=shape.vcpus
+    )
     uid = resources.vmms.take_uid()
     try:
         group = f"bake-{name}"
@@ -103,8 +107,8 @@ async def _boot(
             pins = await _become_ready(vmm, shape, deadline=deadline)
             boot_ms = (time.monotonic() - began) * 1000
             async with until(deadline, "freezing"):
-                await _freeze(resources, vmm, state_file)
-    except (MachineGone, MonitorError) as err:
+                await _freeze(resources, vmm, state_file, deadline=deadline)
+    except (MachineGone, MonitorError, NotStill) as err:
         raise BakeFailed(f"{shape.image} did not boot: {err}") from err
     except DeadlineExceeded as err:
         said = resources.vmms.last_words(order.name)
@@ -134,9 +138,10 @@ def _keep(resources: Resources, layer: str, point: str, identity: BaselineId, bu
     return record
 
 
-async def _freeze(resources: Resources, vmm: Vmm, state_file: str) -> None:
+async def _freeze(resources: Resources, vmm: Vmm, state_file: str, *, deadline: float) -> None:
     state = await resources.store.create(state_file)
     await vmm.monitor.offer_state_file(state)
+    await stillness.hold(vmm, deadline=deadline)  # Each root is born so; this machine itself ends here.
     await vmm.monitor.stop()
     await vmm.monitor.save_state()
 

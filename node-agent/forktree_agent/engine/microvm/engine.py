@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -52,6 +51,7 @@ from forktree_agent.engine.microvm.hearing import Hearing
 from forktree_agent.engine.microvm.host_clock import counter_kilohertz
 from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
 from forktree_agent.engine.microvm.merging import Merger
+from forktree_agent.engine.microvm.pausing import Change, pause, resume
 from forktree_agent.engine.microvm.prepared import Preparer, discard
 from forktree_agent.engine.microvm.records import BaselineRecord, MachineRecord, PointRecord
 from forktree_agent.engine.microvm.resources import Resources
@@ -63,7 +63,6 @@ from forktree_agent.engine.microvm.waiting import Origin
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
     from forktree_agent.engine.microvm.settings import EngineSettings
-    from forktree_agent.engine.microvm.vmms import Vmm
     from forktree_agent.journal import Journal
     from forktree_agent.keeper_client import Keeper
 
@@ -352,19 +351,17 @@ class MicroVmEngine:
         return await live.vmm.guest.attach(exec_id, deadline=deadline)
 
     async def pause(self, machine: MachineId, *, deadline: float) -> None:
-        await self._set_paused(machine, paused=True, deadline=deadline)
+        await self._set_paused(machine, pause, "pausing", deadline=deadline)
 
     async def resume(self, machine: MachineId, *, deadline: float) -> None:
-        await self._set_paused(machine, paused=False, deadline=deadline)
+        await self._set_paused(machine, resume, "resuming", deadline=deadline)
 
-    async def _set_paused(self, machine: MachineId, *, paused: bool, deadline: float) -> None:
+    async def _set_paused(self, machine: MachineId, change: Change, doing: str, *, deadline: float) -> None:
         live = await self._heard(machine, deadline=deadline)
-        async with until(deadline, f"{'pausing' if paused else 'resuming'} {machine}"), live.forking:
+        async with until(deadline, f"{doing} {machine}"), live.forking:
             self._running(machine)  # It may have been released meanwhile, and its record must stay away.
-            if live.record.paused != paused:
-                live.record = self._resources.note_paused(live.record, paused=paused)
             try:
-                await to_the_end(_set_running(live.vmm, running=not paused), f"pause-{machine}")
+                await to_the_end(change(self._resources, live, deadline=deadline), f"{doing}-{machine}")
             except NotAnswering as err:
                 await to_the_end(self._give_up(live, err), f"give-up-{machine}")
                 raise
@@ -511,15 +508,6 @@ def _taken_from(table: dict[Key, Thing], key: Key) -> Generator[Thing | None]:
         if thing is not None:
             table[key] = thing
         raise
-
-
-async def _set_running(vmm: Vmm, *, running: bool) -> None:
-    if running:
-        # Queued first: the guest reads it before anything else when it wakes up.
-        vmm.guest.set_clock(time.time_ns())
-        await vmm.answering.to(vmm.monitor.cont(), "cont")
-    else:
-        await vmm.answering.to(vmm.monitor.stop(), "stop")
 
 
 async def _qemu_version(binary: str) -> str:

@@ -39,6 +39,7 @@ from forktree_agent.engine.microvm.prepared import Ahead, discard
 from forktree_agent.engine.microvm.records import (
     BatchRecord,
     HookRecord,
+    LayerRecord,
     MachineRecord,
     PointRecord,
     Unanswered,
@@ -271,16 +272,24 @@ async def _freeze_and_run(
     The children do not wait until the instant is sealed and written down: should that fail, they are undone
     with all that the fork began.
     """
-    frozen: asyncio.Future[Instant] = asyncio.get_running_loop().create_future()
+    frozen: asyncio.Future[LayerRecord] = asyncio.get_running_loop().create_future()
 
     async def hold() -> tuple[Instant, PointRecord]:
         # Both in one: a layer that is in no record would cost the next fork a full copy.
-        instant = await freeze(live.vmm, layer, state_fd, frozen, after=preparing, paused=live.record.paused)
+        instant = await freeze(
+            live.vmm,
+            layer,
+            state_fd,
+            frozen,
+            after=preparing,
+            paused=live.record.paused,
+            deadline=deadline,
+        )
         live.ahead.taken.append(instant.layer.bytes)
         return instant, _hold(resources, live, point, instant, layer.mark)
 
     async def run() -> float:
-        last_layer = (await frozen).layer
+        last_layer = await frozen
         children = preparing.result()
         return await run_children(resources, children, last_layer=last_layer, deadline=deadline)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forktree_agent.engine.contract import ForkFailed, MachineGone, ParentLost
+from forktree_agent.engine.microvm import stillness
 from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.endings import each_to_its_end, to_the_end
 from forktree_agent.engine.microvm.layers import PAGE_BYTES, RUN_BYTES, TARGET_RUNS, Run, short_runs
@@ -53,7 +54,10 @@ class NextLayer:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A frozen moment of a parent, in seconds of the monotonic clock."""
+    """A frozen moment of a parent, in seconds of the monotonic clock.
+
+    With several vCPUs it begins when the programs are told to stop, and ends when they go on.
+    """
 
     layer: LayerRecord
     stopped_at: float
@@ -79,10 +83,11 @@ async def freeze(
     parent: Vmm,
     layer: NextLayer,
     state_fd: int,
-    frozen: asyncio.Future[Instant],
+    frozen: asyncio.Future[LayerRecord],
     *,
     after: asyncio.Future[Any],
     paused: bool,
+    deadline: float,
 ) -> Instant:
     """Copy what is the parent's own, and its device state, at one instant, once `after` is done. Afterwards
     it runs again, unless it is meant to stand still.
@@ -90,11 +95,13 @@ async def freeze(
     Where `after` fails or is cancelled, so is this, and nothing was copied. `frozen` is told as soon as the
     parent runs: what was copied can be read from then on, and nobody writes to it any more, but only when
     this returns is the parent rid of it. Not cut short by a cancellation: a stopped parent is worse than a
-    late one. Raises `ParentLost`, and `NotAnswering` when it has to be ended.
+    late one. Raises `ParentLost`, `NotStill`, `DeadlineExceeded` where its guest says nothing until then, and
+    `NotAnswering` when it has to be ended.
     """
     try:
         return await to_the_end(
-            _freeze(parent, layer, state_fd, frozen, after=after, paused=paused), f"freeze-{parent.name}"
+            _freeze(parent, layer, state_fd, frozen, after=after, paused=paused, until=deadline),
+            f"freeze-{parent.name}",
         )
     except NotAnswering:
         raise
@@ -108,10 +115,11 @@ async def _freeze(
     parent: Vmm,
     layer: NextLayer,
     state_fd: int,
-    frozen: asyncio.Future[Instant],
+    frozen: asyncio.Future[LayerRecord],
     *,
     after: asyncio.Future[Any],
     paused: bool,
+    until: float,
 ) -> Instant:
     began = time.monotonic()
     deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
@@ -131,6 +139,8 @@ async def _freeze(
             # Again: much may have been read since, and would be copied as if it were new.
             await _arm(parent, layer.since, deadline=deadline)
         stopped_at = time.monotonic()
+        if not paused:  # One that is has its programs standing still.
+            await stillness.hold(parent, deadline=until)
         try:
             dump, _ = await asyncio.gather(
                 _stop_and_dump(parent, layer, deadline=deadline),
@@ -138,12 +148,19 @@ async def _freeze(
                 answer.to(monitor.save_state(), "xen-save-devices-state", work_bytes=all_bytes),
             )
         finally:
+            going = None
             if not paused:
+                going = stillness.let_go(parent)  # It waits for it in its channel.
                 await answer.to(monitor.cont(), "cont")
-        instant = Instant(_record(parent, layer, dump), stopped_at, time.monotonic())
+        running_at = time.monotonic()
+        copied = _record(parent, layer, dump)
         if not frozen.done():  # Whoever waited for it may have been cancelled.
-            frozen.set_result(instant)
+            frozen.set_result(copied)
             await asyncio.sleep(0)  # Whoever waited for it goes first: what is left here can wait.
+        if going is not None:
+            await stillness.gone_on(parent, going, deadline=until)
+            running_at = time.monotonic()
+        instant = Instant(copied, stopped_at, running_at)
     finally:
         await each_to_its_end(
             answer.to(monitor.withdraw_state_file(), "remove-fd"),

@@ -26,6 +26,7 @@ from forktree_agent.engine.contract import (
     ExecResult,
     ExecState,
     MachineGone,
+    NotStill,
 )
 from forktree_agent.engine.microvm import guest_frames as frames
 from forktree_agent.engine.microvm.guest_execs import READ_FOR_END_BYTES, Ending, GuestExec
@@ -96,6 +97,8 @@ class GuestChannel:
         self._identities: dict[str, asyncio.Future[frames.Identified | frames.IdentityFailed]] = {}
         self._pings: dict[str, asyncio.Future[frames.Pong]] = {}
         self._gets: dict[str, asyncio.Future[frames.HttpStatus]] = {}
+        self._freezes: dict[str, asyncio.Future[frames.Frozen]] = {}
+        self._thaws: dict[str, asyncio.Future[frames.Thawed]] = {}
         self._running: dict[str, GuestExec] = {}
         self.kept = KeptExecs(name, self, allowance or Allowance(NODE_BYTES))
         """Commands that are tied to nobody."""
@@ -194,6 +197,41 @@ class GuestChannel:
     def set_clock(self, unix_ns: int) -> None:
         """Have the guest set its wall clock, nanoseconds since 1970, before it does anything else."""
         self.send(frames.SetClock(unix_ns=unix_ns))
+
+    async def freeze(self, *, deadline: float) -> None:
+        """Have all programs of the guest stop, until `queue_thaw`. Returns when they have.
+
+        Raises `NotStill` if they run on, `DeadlineExceeded`, `MachineGone`.
+        """
+        nonce = uuid.uuid4().hex
+        self._freezes[nonce] = self._loop.create_future()
+        try:
+            self.send(frames.Freeze(nonce=nonce))
+            frozen = await self._wait(self._freezes[nonce], "stop its programs", deadline)
+        finally:
+            del self._freezes[nonce]
+        if frozen.message is not None:
+            raise NotStill(
+                f"the programs of machine {self._name} do not stand still: {_quoted(frozen.message)}"
+            )
+
+    def queue_thaw(self) -> asyncio.Future[frames.Thawed]:
+        """Have them go on, whether they were stopped or not. What this returns is for `thawed`.
+
+        Never waits. Raises `MachineGone`.
+        """
+        nonce = uuid.uuid4().hex
+        self.send(frames.Thaw(nonce=nonce))
+        answer = self._thaws[nonce] = self._loop.create_future()
+        return answer
+
+    async def thawed(self, answer: asyncio.Future[frames.Thawed], *, deadline: float) -> None:
+        """Until they go on. Raises `DeadlineExceeded`, `MachineGone`, `GuestError` if they could not."""
+        thawed = await self._wait(answer, "let its programs go on", deadline)
+        if thawed.message is not None:
+            raise GuestError(
+                f"machine {self._name} could not let its programs go on: {_quoted(thawed.message)}"
+            )
 
     async def http_get(
         self, port: int, path: str, *, timeout_seconds: float, deadline: float
@@ -423,6 +461,10 @@ class GuestChannel:
                     _settle(running.ended, report)
             case frames.Running():
                 self.kept.confirm(report.ids)
+            case frames.Frozen():
+                _settle(self._freezes.get(report.nonce), report)
+            case frames.Thawed():
+                _settle(self._thaws.pop(report.nonce, None), report)
             case frames.HttpStatus():
                 _settle(self._gets.get(report.nonce), report)
             case frames.WorkloadExit():
@@ -453,6 +495,8 @@ class GuestChannel:
         _fail(self._identities.values(), end)
         _fail(self._pings.values(), end)
         _fail(self._gets.values(), end)
+        _fail(self._freezes.values(), end)
+        _fail(self._thaws.values(), end)
         _fail((running.ended for running in self._running.values()), end)
         self.kept.close(end)
 

@@ -131,6 +131,18 @@ class SetClock(Frame, frozen=True, tag="clock"):
     unix_ns: int
 
 
+class Freeze(Frame, frozen=True, tag="freeze"):
+    """Stop all programs, for a stop of the machine; answered by `Frozen`."""
+
+    nonce: str
+
+
+class Thaw(Frame, frozen=True, tag="thaw"):
+    """Let them go on, also if they were not stopped; answered by `Thawed`."""
+
+    nonce: str
+
+
 class HttpGet(Frame, frozen=True, tag="http_get"):
     """Ask a server of the workload over loopback; answered by `HttpStatus`."""
 
@@ -263,6 +275,20 @@ class HttpStatus(Frame, frozen=True, tag="http_status"):
     message: str | None
 
 
+class Frozen(Frame, frozen=True, tag="frozen"):
+    """With a `message`, which says why, programs were not stopped and run on."""
+
+    nonce: str
+    message: str | None
+
+
+class Thawed(Frame, frozen=True, tag="thawed"):
+    """With a `message`, which says why, they may not go on."""
+
+    nonce: str
+    message: str | None
+
+
 Request = (
     Start
     | TakeIdentity
@@ -275,6 +301,8 @@ Request = (
     | Ping
     | ListExecs
     | SetClock
+    | Freeze
+    | Thaw
     | HttpGet
 )
 Report = (
@@ -293,6 +321,8 @@ Report = (
     | Pong
     | Running
     | HttpStatus
+    | Frozen
+    | Thawed
 )
 
 _encoder = msgspec.json.Encoder()

@@ -28,6 +28,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     memory_bytes: int
     accelerator: Accelerator
+    vcpus: int = 1
 
 
 class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, tag=False):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
 from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
-from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
-from forktree_agent.engine.microvm.monitor import Monitor, MonitorError
+from forktree_agent.engine.microvm.monitor import Monitor
 from forktree_agent.engine.microvm.shim import NoShim, ShimClient
 from forktree_agent.engine.microvm.tracking import track
 from forktree_agent.engine.microvm.vcpus import Vcpus
@@ -172,18 +171,14 @@ class Vmms:
         return vmm
 
     async def resume(self, name: str, uid: int, build: Build, *, deadline: float) -> Vmm:
-        """Take over a machine that an earlier agent left running, whatever it was in the middle of."""
+        """Take over a machine that an earlier agent left, whatever it was in the middle of. It stays in that:
+        what it is meant to be is the caller's to say."""
         with asking(name):
             channels = await self._keeper.lend(name, deadline=deadline)
         vmm = self._wired(name, uid, build, channels)
         await vmm.monitor.resume(deadline=deadline)
         await vmm.shim.resume(deadline=deadline)
         await self._track(vmm, deadline=deadline)
-        async with until(deadline, f"waking {name}"):
-            # An agent that died in a freeze left the parent stopped. What only waits for its state is undone.
-            await vmm.monitor.cont()
-            with suppress(MonitorError):  # Most have none.
-                await vmm.monitor.withdraw_state_file()
         return vmm
 
     async def end(self, name: str) -> Exit | None:
@@ -276,6 +271,7 @@ class Vmms:
                 self._settings.qemu_binary,
                 NAME_PREFIX + order.name,
                 accelerator=order.build.accelerator,
+                vcpus=order.build.vcpus,
                 memory_bytes=order.build.memory_bytes,
                 wiring=Wiring(ram=at[0], root_disk=at[1], monitor=monitor, guest=guest),
                 boot=None

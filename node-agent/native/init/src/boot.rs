@@ -85,6 +85,11 @@ fn wait_for<T>(events: &OwnedFd, what: &str, mut look: impl FnMut() -> Option<T>
     }
 }
 
+/// Whether the machine was built with one CPU. What a program turns off and on later does not count.
+pub fn has_one_cpu() -> io::Result<bool> {
+    Ok(fs::read_to_string("/sys/devices/system/cpu/present")?.trim() == "0")
+}
+
 /// `forktree.overlay=BYTES` of the kernel command line.
 fn overlay_bytes() -> Result<u64, BootError> {
     let line = fs::read_to_string("/proc/cmdline").step("read the kernel command line")?;

@@ -85,6 +85,11 @@ pub enum Request {
     List,
     /// The wall clock, nanoseconds since 1970: sent to a machine that stood still.
     Clock { unix_ns: i64 },
+    /// Stop the workload, for a stop of the whole machine in which a child must find it so; answered by `frozen` with
+    /// the same nonce.
+    Freeze { nonce: String },
+    /// Let the workload go on, also where it was not stopped; answered by `thawed` with the same nonce.
+    Thaw { nonce: String },
     /// Ask a server of the workload over loopback; answered by `http_status` with the same nonce.
     HttpGet(HttpGetRequest),
 }
@@ -257,6 +262,16 @@ pub enum Report {
         status: Option<u16>,
         message: Option<String>,
     },
+    /// Nothing of the workload runs; or, with a `message` that says why not, all of it runs on.
+    Frozen {
+        nonce: String,
+        message: Option<String>,
+    },
+    /// The workload goes on; or, with a `message`, it may not.
+    Thawed {
+        nonce: String,
+        message: Option<String>,
+    },
 }
 
 impl Request {
@@ -385,6 +400,8 @@ mod tests {
             Request::Ping { nonce: "n1".to_owned() },
             Request::List,
             Request::Clock { unix_ns: 1_767_225_600_123_456_789 },
+            Request::Freeze { nonce: "n3".to_owned() },
+            Request::Thaw { nonce: "n4".to_owned() },
             Request::HttpGet(HttpGetRequest {
                 nonce: "n2".to_owned(),
                 port: 8000,
@@ -452,6 +469,10 @@ mod tests {
             Report::Running { generation: generation(), ids: strings(&["a1", "a2"]) },
             Report::HttpStatus { nonce: "n2".to_owned(), status: Some(200), message: None },
             Report::HttpStatus { nonce: "n2".to_owned(), status: None, message: Some("refused".to_owned()) },
+            Report::Frozen { nonce: "n3".to_owned(), message: None },
+            Report::Frozen { nonce: "n3".to_owned(), message: Some("timed out".to_owned()) },
+            Report::Thawed { nonce: "n4".to_owned(), message: None },
+            Report::Thawed { nonce: "n4".to_owned(), message: Some("no such file".to_owned()) },
         ];
         let encoded: Vec<_> = reports.iter().map(|report| String::from_utf8(report.encode()).expect("UTF-8")).collect();
         assert_eq!(encoded, golden("host").iter().map(|line| format!("{line}\n")).collect::<Vec<_>>());

@@ -1,8 +1,10 @@
 //! Becoming another machine than the one this was forked from, before any program runs on.
 //!
-//! The machine has one CPU, we come before all others on it, and what is done here waits for nothing: so nobody has
-//! to be stopped, which would take as long as all the rest. Only where we had to wait after all, for a socket that a
-//! program holds in the midst of a call for example, are the programs stopped and is everything done once more.
+//! On the only CPU of a machine we come before all others, and what is done here waits for nothing: so nobody has to be
+//! stopped, which would take as long as all the rest. Only where we had to wait after all, for a socket that a program
+//! holds in the midst of a call for example, are the programs stopped and is everything done once more.
+//!
+//! With several CPUs the programs were stopped before the machine was, and go on when all is done.
 
 use crate::connections::Connections;
 use crate::frames::{Env, Identity, NIL_GENERATION};
@@ -56,6 +58,8 @@ impl Marks {
 
 /// Who this machine is, as its commands see it.
 pub struct Persona {
+    /// Nobody runs while we do.
+    one_cpu: bool,
     generation: String,
     template: Env,
     branch: Env,
@@ -63,8 +67,8 @@ pub struct Persona {
 
 impl Persona {
     /// A machine that has just booted.
-    pub fn new() -> Self {
-        Self { generation: NIL_GENERATION.to_owned(), template: Env::new(), branch: Env::new() }
+    pub fn new(one_cpu: bool) -> Self {
+        Self { one_cpu, generation: NIL_GENERATION.to_owned(), template: Env::new(), branch: Env::new() }
     }
 
     pub fn generation(&self) -> &str {
@@ -93,16 +97,22 @@ impl Persona {
         let text = identity_file(&identity, &branch);
         let seed = <[u8; 32]>::try_from(identity.entropy.0.as_slice()).map_err(|_| "entropy is not 32 bytes")?;
         let failed = |step: &'static str| move |error: io::Error| format!("{step}: {error}");
-        let before = sys::switches().map_err(failed("see who ran"))?;
-        marks.put(&identity, &seed, &text)?;
-        if sys::switches().map_err(failed("see who ran"))? != before {
-            let frozen = group.freeze().map_err(failed("freeze the workload"))?;
+        if !self.one_cpu || !Self::put_alone(&identity, &seed, &text, marks)? {
+            let frozen = group.frozen().map_err(failed("freeze the workload"))?;
             marks.put(&identity, &seed, &text)?;
             frozen.thaw().map_err(failed("thaw the workload"))?;
         }
         self.generation = identity.generation;
         self.branch = branch;
         Ok(())
+    }
+
+    /// Put it while others may run. Returns whether nobody did.
+    fn put_alone(identity: &Identity, seed: &[u8; 32], text: &str, marks: &mut Marks) -> Result<bool, String> {
+        let failed = |error: io::Error| format!("see who ran: {error}");
+        let before = sys::switches().map_err(failed)?;
+        marks.put(identity, seed, text)?;
+        Ok(sys::switches().map_err(failed)? == before)
     }
 
     /// What the machine this was forked from had been told holds here too, unless `own` says otherwise.
@@ -203,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_more_particular_environment_wins() {
-        let mut persona = Persona::new();
+        let mut persona = Persona::new(true);
         persona.set_template(env(&[("A", "template"), ("B", "template"), ("PATH", "/only")]));
         persona.branch = env(&[("B", "branch"), ("C", "branch")]);
         let seen = persona.environment(&env(&[("C", "extra"), (GENERATION, "a lie")]));
@@ -216,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_branch_keeps_what_its_parent_was_told_unless_it_is_told_otherwise() {
-        let mut persona = Persona::new();
+        let mut persona = Persona::new(true);
         persona.branch = env(&[("A", "parent"), ("B", "parent")]);
         assert_eq!(
             persona.branch_with(&env(&[("B", "own"), ("C", "own")])),

@@ -49,5 +49,6 @@ fn prepare() -> Result<server::Server, String> {
     let marks = identity::Marks::open()?;
     let signals = sys::child_signals().map_err(failed("listen for ends of processes"))?;
     sys::become_realtime().map_err(failed("become a real-time process"))?;
-    Ok(server::Server::new(port::Port::new(port), signals, group, marks))
+    let one_cpu = boot::has_one_cpu().map_err(failed("count the CPUs"))?;
+    Ok(server::Server::new(port::Port::new(port), signals, group, marks, one_cpu))
 }

@@ -38,8 +38,8 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, marks: Marks) -> Self {
-        let (persona, execs, gets) = (Persona::new(), Execs::default(), Gets::default());
+    pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, marks: Marks, one_cpu: bool) -> Self {
+        let (persona, execs, gets) = (Persona::new(one_cpu), Execs::default(), Gets::default());
         Self { port, signals, group, marks, persona, execs, gets, workload: None, started: false }
     }
 
@@ -136,6 +136,14 @@ impl Server {
             Request::List => self.tell_all(),
             // PID 1 may do this; a clock that the kernel refuses to set is as wrong as it was.
             Request::Clock { unix_ns } => drop(sys::set_wall_clock(unix_ns)),
+            Request::Freeze { nonce } => {
+                let message = self.group.freeze().err().map(|error| error.to_string());
+                self.port.send(&Report::Frozen { nonce, message });
+            }
+            Request::Thaw { nonce } => {
+                let message = self.group.thaw().err().map(|error| error.to_string());
+                self.port.send(&Report::Thawed { nonce, message });
+            }
             Request::HttpGet(request) => self.gets.start(request, &mut self.port),
         }
     }

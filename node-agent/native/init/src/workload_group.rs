@@ -1,4 +1,7 @@
 //! The control group of everything that is not ours: it leaves us room, and can be stopped as a whole.
+//!
+//! A machine with one CPU is forked with its workload running: we come first on that CPU. With more of them a program
+//! would run beside us before we have read who we are, so the workload is stopped before the machine is.
 
 use crate::sys;
 use std::fs::{self, File};
@@ -41,18 +44,36 @@ impl WorkloadGroup {
         self.directory.as_fd()
     }
 
-    /// Stop every process of the group; returns when they all have stopped.
-    pub fn freeze(&mut self) -> io::Result<Frozen<'_>> {
+    /// Stop every process of the group, until `thaw`; returns when they all have stopped. After an error they run on.
+    pub fn freeze(&mut self) -> io::Result<()> {
         self.write_freeze("1")?;
+        let outcome = self.wait_frozen();
+        if outcome.is_err() {
+            self.thaw()?;
+        }
+        outcome
+    }
+
+    /// The same for as long as what is returned lives. Whether they had been stopped before does not matter.
+    pub fn frozen(&mut self) -> io::Result<Frozen<'_>> {
+        self.freeze()?;
+        Ok(Frozen(self))
+    }
+
+    /// Let the workload go on.
+    pub fn thaw(&self) -> io::Result<()> {
+        self.write_freeze("0")
+    }
+
+    fn wait_frozen(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + FREEZE_WAIT;
         loop {
-            match self.is_frozen() {
-                Ok(true) => return Ok(Frozen(self)),
-                Ok(false) if Instant::now() < deadline => (),
-                unfrozen => {
-                    self.write_freeze("0")?;
-                    return Err(unfrozen.err().unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
-                }
+            if self.is_frozen()? {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let message = format!("some program did not stop within {} s", FREEZE_WAIT.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
             // The file is reported as changed (POLLPRI) until it is read again.
             let mut polled = [libc::pollfd { fd: self.events.as_raw_fd(), events: libc::POLLPRI, revents: 0 }];
@@ -75,13 +96,13 @@ impl WorkloadGroup {
 impl Frozen<'_> {
     /// Let the workload go on.
     pub fn thaw(self) -> io::Result<()> {
-        self.0.write_freeze("0")
+        self.0.thaw()
     }
 }
 
 impl Drop for Frozen<'_> {
     /// For the ways out by an error: whatever failed, the workload must not stay stopped. Thawing twice is harmless.
     fn drop(&mut self) {
-        let _ = self.0.write_freeze("0");
+        let _ = self.0.thaw();
     }
 }
