@@ -166,6 +166,20 @@ async def test_a_refused_fork_goes_with_its_source(rig: ControlRig) -> None:
     await rig.machines(0)
 
 
+async def test_a_fork_over_its_pause_budget_fails_and_its_source_runs_on(rig: ControlRig) -> None:
+    await rig.template("hasty", limits=TreeLimits(pause_budget_ms=1))
+    await rig.template("patient", limits=TreeLimits(pause_budget_ms=3))
+    await rig.running_session("one", template="hasty")
+    await rig.running_session("two", template="patient")
+    await rig.fork("split", session="one", replicas=2)
+    failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
+    assert failed.status.reason is Reason.PAUSE_BUDGET
+    assert "would stand still" in (failed.status.message or "")
+    await rig.forked("other", session="two")
+    assert (await rig.get(Session, "one")).status.phase is SessionPhase.RUNNING
+    await rig.machines(3)
+
+
 async def test_a_fork_that_waited_in_vain_goes_with_its_source(rig: ControlRig) -> None:
     rig.engine.go_on.clear()
     await rig.session("one")

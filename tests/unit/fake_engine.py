@@ -44,6 +44,7 @@ from forktree_agent.engine.contract import (
     MemoryUse,
     Owner,
     ParentLost,
+    PauseOverBudget,
     Point,
     PointId,
     PointLost,
@@ -55,6 +56,7 @@ from forktree_agent.engine.contract import (
 )
 
 MACHINE_BYTES = 100
+PAUSE_MS = 2.0
 
 
 @dataclass
@@ -191,6 +193,8 @@ class FakeEngine:
         self.host.hooks.append(hooks)
         source = self._running(parent)
         self._admit(orders, limits)
+        if limits.pause_budget_ms is not None and limits.pause_budget_ms < PAUSE_MS:
+            raise PauseOverBudget(f"{parent} would stand still for about {PAUSE_MS} ms")
         self.hook("fork")
         await self._pause()
         source = self._running(parent)
@@ -201,7 +205,9 @@ class FakeEngine:
         self.hook("forked")
         ready_ms = 9.0 if answered else None
         return ForkResult(
-            point=point, children=children, clocks=ForkClocks(pause_ms=2.0, fork_ms=4.0, ready_ms=ready_ms)
+            point=point,
+            children=children,
+            clocks=ForkClocks(pause_ms=PAUSE_MS, fork_ms=4.0, ready_ms=ready_ms),
         )
 
     async def answered(self, machine: MachineId, *, deadline: float) -> float | None:

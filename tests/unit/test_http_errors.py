@@ -79,7 +79,7 @@ def test_a_full_quota_is_told_apart_from_a_missing_right() -> None:
 
 def test_clients_repeat_only_what_left_nothing_running() -> None:
     repeated = {reason for reason, code in REASONS.items() if code in RETRIED_BY_CLIENTS}
-    assert repeated == {Reason.AT_CAPACITY, Reason.FORK_FAILED}
+    assert repeated == {Reason.AT_CAPACITY, Reason.FORK_FAILED, Reason.PAUSE_BUDGET}
     assert not RETRIED_BY_CLIENTS & set(ERRORS.values())
 
 

@@ -94,7 +94,11 @@ class Births:
     async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord, deadline: float) -> ForkResult:
         """The machines, noted as soon as they are there."""
         early = is_early(fork.metadata.uid)
-        limits = TreeLimits(tree=TreeId(plan.lineage.root), memory_bytes=plan.lineage.limits.memory_bytes)
+        limits = TreeLimits(
+            tree=TreeId(plan.lineage.root),
+            memory_bytes=plan.lineage.limits.memory_bytes,
+            pause_budget_ms=plan.lineage.limits.pause_budget_ms,
+        )
         orders = child_orders(fork, plan.lineage, record.seeds, await self._environments(fork, plan))
         deadline = min(deadline, loop_now() + self._world.settings.fork_seconds)
         engine, hooks = self._world.engine, plan.lineage.hooks.commands()

@@ -56,6 +56,7 @@ def root_begun(session: Session, template: SessionTemplate) -> SessionRecord:
                 idle_seconds=limits.idle_seconds,
                 tree_ttl_seconds=limits.tree_ttl_seconds,
                 exec_seconds=limits.exec_seconds,
+                pause_budget_ms=limits.pause_budget_ms,
             ),
         ),
         seen_at=boot_now(),

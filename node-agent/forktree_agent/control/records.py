@@ -30,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_seconds: int | None = None
     tree_ttl_seconds: int | None = None
     exec_seconds: int | None = None
+    pause_budget_ms: int | None = None
 
 
 class HookRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -237,6 +237,8 @@ class TreeLimits:
     tree: TreeId
     memory_bytes: int | None = None
     """Worst case over all its machines and points; None: the node's own limit alone."""
+    pause_budget_ms: float | None = None
+    """Longest that a fork may be expected to stop a machine of it; None: as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,6 +418,14 @@ class ForkFailed(EngineError):
     reason = Reason.FORK_FAILED
 
 
+class PauseOverBudget(EngineError):
+    """The parent would stand still for longer than its tree allows. It was not stopped; asked again when it
+    writes less, it may be."""
+
+    reason = Reason.PAUSE_BUDGET
+    retryable = True
+
+
 class NotStill(EngineError):
     """Programs of a machine with several vCPUs did not stand still, without which it is neither forked nor
     paused. No child is left and they run on, so asking again is safe."""
@@ -497,8 +507,8 @@ class Engine(Protocol):
         paused parent stays paused; its children run. Without orders only the point is made. Not `answered`:
         returns as soon as every child runs, and each of them then answers or is ended for itself by
         `deadline`; see `answered`. A parent that has not answered yet itself is waited for. Raises
-        `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `NotStill`, `HookFailed`,
-        `DeadlineExceeded`, `ParentLost`.
+        `AtCapacity`, `MemoryLimit`, `TooFragmented`, `ForkFailed`, `NotStill`, `PauseOverBudget`,
+        `HookFailed`, `DeadlineExceeded`, `ParentLost`.
         """
         ...
 

@@ -101,6 +101,7 @@ REASONS: dict[Reason, Code] = {
     Reason.SOURCE_GONE: Code.SESSION_GONE,
     Reason.FOREIGN_OWNER: Code.CONFLICT,
     Reason.FORK_FAILED: Code.SESSION_BRINGUP_FAILED,
+    Reason.PAUSE_BUDGET: Code.AT_CAPACITY,  # It may be forked when it writes less: nothing was done.
     Reason.TOO_FRAGMENTED: Code.LIMIT_REACHED,
     Reason.DEADLINE_EXCEEDED: Code.DEADLINE_EXCEEDED,
     Reason.MACHINE_LOST: Code.SESSION_GONE,

@@ -204,6 +204,8 @@ class Reason(StrEnum):
     """The Fork has a controller that is not its source."""
     FORK_FAILED = "ForkFailed"
     """A child did not come up; no child is left."""
+    PAUSE_BUDGET = "PauseBudget"
+    """The source would have stood still for longer than the template allows; it was not stopped."""
     TOO_FRAGMENTED = "TooFragmented"
     """A child would need more memory mappings than the kernel grants safely."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"

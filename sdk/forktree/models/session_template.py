@@ -177,6 +177,11 @@ class TreeLimits(ApiModel):
     """The deepest generation; a root has depth 0. A deeper fork fails with reason `DepthLimit`."""
     memory: MemoryQuantity | None = None
     """Memory of all its machines and instants in the worst case. Unset: only the node's own limit counts."""
+    pause_budget_ms: int | None = Field(default=None, ge=1, le=60_000)
+    """Milliseconds that a fork may stop its session for, as `pauseMs` counts them. One that is expected to
+    take longer is first copied ahead, up to four times, while the session runs; if that is not enough, the
+    Fork fails with reason `PauseBudget`, and the session was not stopped. An estimate: a stop may take longer
+    all the same. Unset: as long as it takes."""
     live: int | None = Field(default=None, ge=1, le=100_000)
     """Sessions with a machine at once, the root among them. A Fork that would make it more fails with reason
     `LiveLimit`, and nothing of it is started. Unset: any number."""

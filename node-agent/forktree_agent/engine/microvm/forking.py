@@ -148,7 +148,14 @@ async def fork(
                 return waiting
 
             held = await _freeze_and_run(
-                resources, live, point, next_layer, prepare=prepare(), state_fd=state_fd, deadline=deadline
+                resources,
+                live,
+                point,
+                next_layer,
+                prepare=prepare(),
+                state_fd=state_fd,
+                budget_ms=limits.pause_budget_ms,
+                deadline=deadline,
             )
             instant, point = held.instant, held.point
             unanswered = None if answered else _unanswered(hooks)
@@ -264,6 +271,7 @@ async def _freeze_and_run(
     *,
     prepare: Coroutine[Any, Any, list[Waiting]],
     state_fd: int,
+    budget_ms: float | None,
     deadline: float,
 ) -> Held:
     """Have the children wait, which `prepare` does, and the parent ready; then freeze the parent, hold the
@@ -283,6 +291,7 @@ async def _freeze_and_run(
             frozen,
             after=preparing,
             paused=live.record.paused,
+            budget_ms=budget_ms,
             deadline=deadline,
         )
         live.ahead.taken.append(instant.layer.bytes)

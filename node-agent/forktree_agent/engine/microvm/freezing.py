@@ -15,6 +15,7 @@ from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.endings import each_to_its_end, to_the_end
 from forktree_agent.engine.microvm.layers import PAGE_BYTES, RUN_BYTES, TARGET_RUNS, Run, short_runs
 from forktree_agent.engine.microvm.monitor import MonitorError
+from forktree_agent.engine.microvm.pace import over_budget
 from forktree_agent.engine.microvm.records import LayerRecord
 from forktree_agent.engine.microvm.shim import ShimError
 from forktree_agent.engine.microvm.tracking import NO_MARK
@@ -64,19 +65,24 @@ class Instant:
     running_at: float
 
 
-async def expected_bytes(parent: Vmm, since: int, *, deadline: float) -> int:
-    """How much a freeze of `parent` is going to copy: what it wrote since a dump, and what it may add.
+async def written_bytes(parent: Vmm, since: int, *, deadline: float) -> int:
+    """How much `parent` wrote since a dump. Makes ready for a freeze, as far as that can be done ahead."""
+    pages = await parent.answering.to(
+        parent.shim.arm(since, deadline=deadline), "the shim's ARM", work_bytes=parent.build.memory_bytes
+    )
+    return pages * PAGE_BYTES
 
-    Makes ready for it as well, as far as that can be done ahead.
-    """
-    written = await _arm(parent, since, deadline=deadline) * PAGE_BYTES
+
+def room_for(parent: Vmm, written: int) -> int:
+    """What a layer needs for so much, and for what may be added until it is made."""
     return min(parent.build.memory_bytes, int(written * PREPARE_MARGIN) + PREPARE_EXTRA_BYTES)
 
 
-async def _arm(parent: Vmm, since: int, *, deadline: float) -> int:
-    return await parent.answering.to(
-        parent.shim.arm(since, deadline=deadline), "the shim's ARM", work_bytes=parent.build.memory_bytes
-    )
+def check_budget(parent: Vmm, written: int, budget_ms: float | None) -> None:
+    """Raises `PauseOverBudget` where `parent` would stand still for too long if it were frozen now."""
+    refusal = over_budget(parent.name, parent.pace, written, budget_ms, now=time.monotonic())
+    if refusal is not None:
+        raise refusal
 
 
 async def freeze(
@@ -87,6 +93,7 @@ async def freeze(
     *,
     after: asyncio.Future[Any],
     paused: bool,
+    budget_ms: float | None,
     deadline: float,
 ) -> Instant:
     """Copy what is the parent's own, and its device state, at one instant, once `after` is done. Afterwards
@@ -95,12 +102,21 @@ async def freeze(
     Where `after` fails or is cancelled, so is this, and nothing was copied. `frozen` is told as soon as the
     parent runs: what was copied can be read from then on, and nobody writes to it any more, but only when
     this returns is the parent rid of it. Not cut short by a cancellation: a stopped parent is worse than a
-    late one. Raises `ParentLost`, `NotStill`, `DeadlineExceeded` where its guest says nothing until then, and
-    `NotAnswering` when it has to be ended.
+    late one. Raises `PauseOverBudget`, `ParentLost`, `NotStill`, `DeadlineExceeded` where its guest says
+    nothing until then, and `NotAnswering` when it has to be ended.
     """
     try:
         return await to_the_end(
-            _freeze(parent, layer, state_fd, frozen, after=after, paused=paused, until=deadline),
+            _freeze(
+                parent,
+                layer,
+                state_fd,
+                frozen,
+                after=after,
+                paused=paused,
+                budget_ms=None if paused else budget_ms,
+                until=deadline,
+            ),
             f"freeze-{parent.name}",
         )
     except NotAnswering:
@@ -119,6 +135,7 @@ async def _freeze(
     *,
     after: asyncio.Future[Any],
     paused: bool,
+    budget_ms: float | None,
     until: float,
 ) -> Instant:
     began = time.monotonic()
@@ -135,9 +152,10 @@ async def _freeze(
     try:
         await _done(after)
         deadline = asyncio.get_running_loop().time() + FREEZE_SECONDS
-        if layer.mark != NO_MARK and time.monotonic() - began > ARMED_SECONDS:
+        is_late = layer.mark != NO_MARK and time.monotonic() - began > ARMED_SECONDS
+        if is_late or budget_ms is not None:
             # Again: much may have been read since, and would be copied as if it were new.
-            await _arm(parent, layer.since, deadline=deadline)
+            check_budget(parent, await written_bytes(parent, layer.since, deadline=deadline), budget_ms)
         stopped_at = time.monotonic()
         if not paused:  # One that is has its programs standing still.
             await stillness.hold(parent, deadline=until)
@@ -160,6 +178,7 @@ async def _freeze(
         if going is not None:
             await stillness.gone_on(parent, going, deadline=until)
             running_at = time.monotonic()
+        parent.pace.stopped(copied.bytes, running_at - stopped_at, now=running_at)
         instant = Instant(copied, stopped_at, running_at)
     finally:
         await each_to_its_end(
@@ -192,11 +211,15 @@ async def _prepare(parent: Vmm, layer: NextLayer, *, deadline: float) -> None:
 
 
 async def _dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
-    return await parent.answering.to(
+    began = time.monotonic()
+    dump = await parent.answering.to(
         parent.shim.dump(GAP_PAGES, since=layer.since, mark=layer.mark, deadline=deadline),
         "the shim's DUMP",
         work_bytes=parent.build.memory_bytes,
     )
+    now = time.monotonic()
+    parent.pace.copied(dump.bytes, now - began, now=now)
+    return dump
 
 
 async def copy_running(parent: Vmm, layer: NextLayer) -> LayerRecord:

@@ -18,6 +18,7 @@ from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.monitor import Monitor
+from forktree_agent.engine.microvm.pace import Pace
 from forktree_agent.engine.microvm.shim import NoShim, ShimClient
 from forktree_agent.engine.microvm.tracking import track
 from forktree_agent.engine.microvm.vcpus import Vcpus
@@ -82,6 +83,7 @@ class Vmm:
     closing: asyncio.Event
     untracked: str | None = "it was not asked yet"
     """Why its writes are not noted; None where they are."""
+    pace: Pace = field(default_factory=Pace)
     vcpus: Vcpus = field(default_factory=Vcpus)
     """None are known of one that was booted or taken over: they have no siblings to give way to."""
 
