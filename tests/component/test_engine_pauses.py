@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from component.keeper_fixtures import running_keeper
-from component.node import Node, engine_on, soon
+from component.node import Node, engine_on, order, soon
+from component.ram import chain_of
 from forktree_agent.engine.contract import Command, HookFailed, Hooks, Machine, MachineGone, MachinePaused
 from forktree_agent.engine.microvm.monitor import Monitor
+from forktree_agent.engine.microvm.store import LAYER_KIND
 from forktree_agent.keeper_client import Keeper
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -56,6 +58,48 @@ async def test_children_of_a_paused_machine_run_and_it_stays_paused(node: Node) 
         await node.fork(parent, hooks=Hooks(pre=Command(argv=("true",))))
     await node.engine.resume(parent.id, deadline=soon())
     assert await node.sh(parent, "cat /tmp/file") == "then\n"
+
+
+async def test_a_paused_machine_is_copied_once_however_often_it_is_forked(node: Node) -> None:
+    parent = await node.root()
+    await node.sh(parent, "echo then > /tmp/file")
+    await node.engine.pause(parent.id, deadline=soon())
+    first = await node.fork(parent)
+    chain, layers = chain_of(node, parent), layers_of(node)
+    second, third = await node.fork(parent, 2), await node.fork(parent, 0)
+    assert (chain_of(node, parent), layers_of(node)) == (chain, layers)
+    assert second.clocks.pause_ms is None
+    assert len({each.point.id for each in (first, second, third)}) == 3
+    assert len({each.point.owner for each in (first, second, third)}) == 3
+    assert third.point.bytes == second.point.bytes < 1 << 20  # What it added: its device state.
+    held, usage = node.engine.points(), node.engine.usage()
+    with pytest.raises(HookFailed):
+        await node.fork(parent, hooks=Hooks(post=Command(argv=("false",))))
+    assert (node.engine.points(), node.engine.usage(), layers_of(node)) == (held, usage, layers)
+    # Each is held for itself.
+    for point in (first.point, second.point):
+        await node.engine.drop_point(point.id)
+    later = await node.engine.branch(third.point.id, [order("later")], node.tree, deadline=soon())
+    children = (*first.children, *second.children, *later.children)
+    assert [await node.sh(each, "cat /tmp/file") for each in children] == ["then\n"] * 4
+    # Once it went on, it is another instant.
+    await node.engine.resume(parent.id, deadline=soon())
+    await node.sh(parent, "echo now > /tmp/file")
+    await node.engine.pause(parent.id, deadline=soon())
+    (child,) = (await node.fork(parent)).children
+    assert await node.sh(child, "cat /tmp/file") == "now\n"
+    # One of which no instant is left is copied anew.
+    await node.engine.drop_point(third.point.id)
+    for point in node.engine.points():
+        if point.tree == node.tree.tree:
+            await node.engine.drop_point(point.id)
+    (child,) = (await node.fork(parent, answered=False)).children
+    (twin,) = (await node.fork(parent, answered=False)).children
+    assert [await node.sh(each, "cat /tmp/file") for each in (child, twin)] == ["now\n"] * 2
+
+
+def layers_of(node: Node) -> set[str]:
+    return {path.name for path in (node.journal / LAYER_KIND).glob("*.json")}
 
 
 async def test_a_command_under_way_waits_with_its_machine(node: Node) -> None:

@@ -43,10 +43,11 @@ from forktree_agent.engine.microvm.admission import Ledger
 from forktree_agent.engine.microvm.adoption import Survivors, adopt
 from forktree_agent.engine.microvm.answering import NotAnswering
 from forktree_agent.engine.microvm.baking import BASELINE_KIND, bake
+from forktree_agent.engine.microvm.branching import Forked, branch
 from forktree_agent.engine.microvm.calm import Calm
 from forktree_agent.engine.microvm.canary import find_accelerator
 from forktree_agent.engine.microvm.endings import to_the_end, until
-from forktree_agent.engine.microvm.forking import Forked, Live, branch, fork
+from forktree_agent.engine.microvm.forking import Live, fork
 from forktree_agent.engine.microvm.hearing import Hearing
 from forktree_agent.engine.microvm.host_clock import counter_kilohertz
 from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
@@ -226,6 +227,7 @@ class MicroVmEngine:
                 owner,
                 orders,
                 limits,
+                unchanged=None if live.unchanged_since is None else self._points.get(live.unchanged_since),
                 standbys=self._standbys,
                 hooks=hooks,
                 answered=answered,
@@ -235,6 +237,8 @@ class MicroVmEngine:
             await to_the_end(self._give_up(live, err), f"give-up-{live.record.id}")
             raise ParentLost(f"the parent was lost while it was forked: {err}") from err
         result = self._enter(forked)
+        if live.record.paused:
+            live.unchanged_since = result.point.id
         for child in () if answered else result.children:
             self._hearing.born(
                 self._live[child.id], hooks.post, stopped_at=forked.stopped_at, deadline=deadline

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,17 @@ from forktree_agent.engine.contract import (
     MachineGone,
     Owner,
     ParentLost,
+    PointId,
     TreeLimits,
 )
 from forktree_agent.engine.microvm.answering import NotAnswering
+from forktree_agent.engine.microvm.branching import (
+    MILLISECONDS,
+    Forked,
+    branch_again,
+    milliseconds,
+    unanswered_of,
+)
 from forktree_agent.engine.microvm.children import (
     Waiting,
     identify_children,
@@ -38,7 +45,6 @@ from forktree_agent.engine.microvm.precopying import copy_ahead
 from forktree_agent.engine.microvm.prepared import Ahead, discard
 from forktree_agent.engine.microvm.records import (
     BatchRecord,
-    HookRecord,
     LayerRecord,
     MachineRecord,
     PointRecord,
@@ -54,8 +60,6 @@ if TYPE_CHECKING:
     from forktree_agent.engine.microvm.store import FileStore
     from forktree_agent.engine.microvm.vmms import Vmm
 
-MILLISECONDS = 1000.0
-
 
 @dataclass(slots=True)
 class Live:
@@ -67,18 +71,8 @@ class Live:
     ahead: Ahead = field(default_factory=Ahead)
     answering: asyncio.Future[float | None] | None = None
     """Of one whose answer its fork did not wait for: when it came; None: it was heard by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """An instant and its children, all of them running and, but for those whose record says so, known by
-    their own identity."""
-
-    point: PointRecord
-    children: tuple[Waiting, ...]
-    clocks: ForkClocks
-    stopped_at: float
-    """What the clocks begin with, in monotonic seconds."""
+    unchanged_since: PointId | None = None
+    """The instant of its last fork, as long as it has stood still since before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +92,32 @@ async def fork(
     orders: Sequence[ChildOrder],
     limits: TreeLimits,
     *,
+    unchanged: PointRecord | None,
     standbys: Standbys,
     hooks: Hooks,
     answered: bool,
     deadline: float,
 ) -> Forked:
-    """Fork a machine. The caller sees to it that one parent is frozen by one fork at a time.
+    """Fork a machine. `unchanged` is an instant since which it has stood still, if there is one.
 
-    Raises what `Engine.fork` promises, and `NotAnswering` when the parent has to be ended.
+    The caller sees to it that one parent is frozen by one fork at a time. Raises what `Engine.fork` promises,
+    and `NotAnswering` when the parent has to be ended.
     """
     if live.record.paused and hooks.pre is not None:
         raise HookFailed(f"the parent is paused and cannot run the {PRE_FORK} hook: resume it to fork it")
+    if unchanged is not None:
+        return await branch_again(
+            resources,
+            unchanged,
+            owner,
+            orders,
+            limits,
+            parent=live.record.id,
+            standbys=standbys,
+            hooks=hooks,
+            answered=answered,
+            deadline=deadline,
+        )
     size_bytes = await copy_ahead(resources, live, limits, deadline=deadline)
     parent = live.record
     prepared = live.ahead.fitting(size_bytes - PREPARE_EXTRA_BYTES)
@@ -158,7 +167,7 @@ async def fork(
                 deadline=deadline,
             )
             instant, point = held.instant, held.point
-            unanswered = None if answered else _unanswered(hooks)
+            unanswered = None if answered else unanswered_of(hooks)
             children = tuple(_with_layer(resources, child, layer, unanswered) for child in held.children)
             ready_at: float | None = None
             if answered:
@@ -171,65 +180,10 @@ async def fork(
         ForkClocks(
             pause_ms=None if parent.paused else paused * MILLISECONDS,
             fork_ms=(held.running_at - instant.stopped_at if children else paused) * MILLISECONDS,
-            ready_ms=_milliseconds(ready_at, instant.stopped_at) if children else paused * MILLISECONDS,
+            ready_ms=milliseconds(ready_at, instant.stopped_at) if children else paused * MILLISECONDS,
         ),
         instant.stopped_at,
     )
-
-
-async def branch(
-    resources: Resources,
-    point: PointRecord,
-    orders: Sequence[ChildOrder],
-    limits: TreeLimits,
-    *,
-    standbys: Standbys,
-    hooks: Hooks,
-    deadline: float,
-) -> Forked:
-    """Start children from an instant that is held already. Nothing is stopped."""
-    # What waits for roots is in no tree's group, and a tree's limit holds for what is in its group.
-    usable = len(orders) if point.tree is None and limits.memory_bytes is None else 0
-    async with standbys.taken(point.id, None, point.chain, usable) as ready:
-        await standbys.leave_out_the_dead(ready)
-        names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
-        async with resources.begun(BatchRecord(machines=names)) as batch:
-            origin = Origin(point.baseline, point.chain, point.build)
-            children = await prepare_children(
-                resources,
-                names,
-                orders,
-                origin,
-                limits,
-                state_fd=resources.store.descriptor(point.state_file),
-                ready=ready,
-                deadline=deadline,
-            )
-            released_at = time.monotonic()
-            running_at = await run_children(resources, children, last_layer=None, deadline=deadline)
-            ready_at = await identify_children(resources, children, hooks.post, deadline=deadline)
-            batch.commit()
-    return Forked(
-        point,
-        tuple(children),
-        ForkClocks(
-            pause_ms=None,
-            fork_ms=(running_at - released_at) * MILLISECONDS,
-            ready_ms=_milliseconds(ready_at, released_at),
-        ),
-        released_at,
-    )
-
-
-def _milliseconds(at: float | None, since: float) -> float | None:
-    return None if at is None else (at - since) * MILLISECONDS
-
-
-def _unanswered(hooks: Hooks) -> Unanswered:
-    post = hooks.post
-    if post is None:
-        return Unanswered()
-    return Unanswered(post_fork=HookRecord(argv=post.argv, timeout_seconds=post.timeout_seconds))
 
 
 async def _next_layer(

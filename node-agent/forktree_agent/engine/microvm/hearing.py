@@ -21,9 +21,10 @@ from forktree_agent.engine.contract import (
     MachineGone,
     MachineId,
 )
+from forktree_agent.engine.microvm.branching import MILLISECONDS
 from forktree_agent.engine.microvm.children import answer_of
 from forktree_agent.engine.microvm.endings import until
-from forktree_agent.engine.microvm.forking import MILLISECONDS, Live
+from forktree_agent.engine.microvm.forking import Live
 from forktree_agent.engine.microvm.hooks import POST_FORK, run_hook
 from forktree_agent.journal import JournalError
 

@@ -43,6 +43,7 @@ async def pause(resources: Resources, live: Live, *, deadline: float) -> None:
 async def resume(resources: Resources, live: Live, *, deadline: float) -> None:
     """Let a machine go on, its clock set to now. Idempotent. Raises as `pause`, but for `NotStill`."""
     vmm = live.vmm
+    live.unchanged_since = None
     if live.record.paused:
         live.record = resources.note_paused(live.record, paused=False)
     # Queued first: the guest reads it before anything else when it wakes up.
