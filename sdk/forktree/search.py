@@ -9,8 +9,9 @@
     )
     print(found.actions, found.score)
 
-Every one has an `async_` form for an `AsyncSession`, whose functions are awaited. A search of your own is a
-loop over `expand`, `prune` and `keep_only`.
+A search that fails leaves what it had made below its root, to be looked at and pruned with it. Every one has
+an `async_` form for an `AsyncSession`, whose functions are awaited. A search of your own is a loop over
+`expand`, `prune` and `keep_only`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Reader:
     whole: Whole
     environment: Mapping[str, str]
 
-    async def types(self, *command: str, folder: Path) -> str:
+    async def types(self, *command: str, folder: Path, seconds: float = 2 * SECONDS) -> str:
         """What the command prints. Fails when it fails."""
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -42,7 +42,7 @@ class Reader:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(2 * SECONDS):
+            async with asyncio.timeout(seconds):
                 out, err = await process.communicate()
         finally:
             if process.returncode is None:
@@ -101,6 +101,7 @@ async def test_the_search_in_python_finds_the_same(reader: Reader) -> None:
     assert (state["actions"], state["total"], state["ended"]) == ([1, 1, 2, 1, 2, 2], 1.0, True)
 
 
+@pytest.mark.timeout(900)  # Two templates are baked, and a lake is searched.
 async def test_every_block_of_the_page_about_python_does_what_it_says(reader: Reader, tmp_path: Path) -> None:
     await reader.whole.template()
     await reader.types("kubectl", "apply", "-f", str(MANIFESTS / "lake.yaml"), folder=EXAMPLES)
@@ -108,7 +109,7 @@ async def test_every_block_of_the_page_about_python_does_what_it_says(reader: Re
     program = tmp_path / "page.py"
     page = (CHECKOUT / "docs" / "sdk.md").read_text()
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    await reader.types(sys.executable, "-W", "error", str(program), folder=tmp_path)
+    await reader.types(sys.executable, "-W", "error", str(program), folder=tmp_path, seconds=6 * SECONDS)
     assert (tmp_path / "copy" / "session.yaml").exists()
 
 
