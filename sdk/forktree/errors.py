@@ -96,6 +96,12 @@ class BadRequest(Refused):
     code, reason = "bad_request", Reason.INVALID
 
 
+class InvalidSeed(BadRequest):
+    """The seed is none of the form that the call takes."""
+
+    code = "invalid_seed"
+
+
 class TemplateRequired(BadRequest):
     """No template was named."""
 
@@ -142,6 +148,18 @@ class Conflict(Refused):
     """Something of that name is there already and is not the same."""
 
     code = "conflict"
+
+
+class TemplateInUse(Conflict):
+    """There are sessions of the template."""
+
+    code = "template_in_use"
+
+
+class PortNotExposed(Conflict):
+    """The session's template does not expose that port."""
+
+    code = "port_not_exposed"
 
 
 class NotReady(Refused):
@@ -214,6 +232,12 @@ class Overloaded(Refused):
     """The agent has too much to do. Nothing was begun."""
 
     code, retryable, begun = "overloaded", True, False
+
+
+class Draining(Refused):
+    """The node takes nothing new. Nothing was begun."""
+
+    code, retryable, begun = "draining", True, False
 
 
 class NoSpace(Refused):

@@ -43,7 +43,7 @@ def test_every_word_of_the_agent_has_a_class_here() -> None:
         error = errors.refused("why", code=code, status=agent.STATUS[code])
         assert error.code == code, code
     begun: set[str] = {code for code in agent.Code if errors.refused("", code=code, status=0).begun}
-    assert set(agent.Code) - begun == {"at_capacity", "session_bringup_failed", "overloaded"}
+    assert set(agent.Code) - begun == {"at_capacity", "session_bringup_failed", "overloaded", "draining"}
 
 
 async def test_a_session_is_made_forked_used_and_deleted(server: ScriptedAgent, client: AsyncClient) -> None:

@@ -26,6 +26,7 @@ PUBLIC = [
     "Fork",
     "ForkOptions",
     "Output",
+    "Reach",
     "Retries",
     "Session",
     "Tree",
