@@ -207,7 +207,7 @@ class GuestChannel:
         self._freezes[nonce] = self._loop.create_future()
         try:
             self.send(frames.Freeze(nonce=nonce))
-            frozen = await self._wait(self._freezes[nonce], "stop its programs", deadline)
+            frozen = await self.wait(self._freezes[nonce], "stop its programs", deadline)
         finally:
             del self._freezes[nonce]
         if frozen.message is not None:
@@ -227,7 +227,7 @@ class GuestChannel:
 
     async def thawed(self, answer: asyncio.Future[frames.Thawed], *, deadline: float) -> None:
         """Until they go on. Raises `DeadlineExceeded`, `MachineGone`, `GuestError` if they could not."""
-        thawed = await self._wait(answer, "let its programs go on", deadline)
+        thawed = await self.wait(answer, "let its programs go on", deadline)
         if thawed.message is not None:
             raise GuestError(
                 f"machine {self._name} could not let its programs go on: {_quoted(thawed.message)}"
