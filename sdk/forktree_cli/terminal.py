@@ -161,8 +161,9 @@ async def _shown(socket: aiohttp.ClientWebSocketResponse) -> int:
 def _raw() -> Generator[None]:
     """In the block, our terminal passes on each key as it is."""
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # What was typed ahead stays: by custom it is dropped.
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # It may be gone: that is why we end, then.
+            termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from e2e.whole import SECONDS, Whole
 from forktree_dev.checkout import CHECKOUT
-from unit.routed_agent import PROGRAM, Ran, forktree
+from unit.routed_agent import Ran, Terminal, forktree, started
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -125,12 +124,9 @@ async def test_exec_has_the_commands_exit_code_and_its_streams(whole: Whole) -> 
 async def test_ctrl_c_kills_the_command_in_the_session(whole: Whole) -> None:
     await whole.template()
     await whole.session()
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, "exec", "root", "--", "sh", "-c", "echo begun; exec sleep 4321",
-        env=environment(whole), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    async with asyncio.timeout(SECONDS):
+    command = ("exec", "root", "--", "sh", "-c", "echo begun; exec sleep 4321")
+    async with started(environment(whole), *command) as process, asyncio.timeout(SECONDS):
+        assert process.stdout is not None
         assert await process.stdout.readline() == b"begun\n"
         process.send_signal(signal.SIGINT)
         _, err = await process.communicate()
@@ -141,22 +137,19 @@ async def test_ctrl_c_kills_the_command_in_the_session(whole: Whole) -> None:
 async def test_a_shell_on_a_terminal(whole: Whole) -> None:
     await whole.template()
     await whole.session()
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, "exec", "-it", "root", env=environment(whole), stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    shown = b""
-    async with asyncio.timeout(SECONDS):
-        for typed, wanted in (
-            (b"tty; echo $((6*7))a\n", b"42a"),
-            (b"sleep 1000\n", b"sleep"),
-            (b"\x03", b""),
-        ):
-            os.write(ours, typed)
-            while wanted not in shown:
-                shown += await asyncio.to_thread(os.read, ours, 4096)
-        os.write(ours, b"exit 9\n")
-        assert await process.wait() == 9
-    os.close(ours)
-    assert b"/dev/" in shown
+    with Terminal() as ours:
+        ours.resize(30, 90)
+        ours.type(b"echo $((6*7)) of $(stty size)\n")
+        async with started(environment(whole), "exec", "-it", "root", terminal=ours) as process:
+            await ours.shows(b"42 of 30 90")
+            ours.type(b"cat\n")
+            ours.type(b"hel\x7fp\n")
+            await ours.shows(b"\nhep")
+            ours.type(b"\x03")
+            ours.resize(40, 100)
+            process.send_signal(signal.SIGWINCH)
+            ours.type(b"echo now $(stty size)\n")
+            await ours.shows(b"now 40 100")
+            ours.type(b"exit 9\n")
+            async with asyncio.timeout(SECONDS):
+                assert await process.wait() == 9

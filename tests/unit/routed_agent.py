@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
+import struct
 import sys
+import termios
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +76,69 @@ class Ran:
         return json.loads(self.out)
 
 
+class Terminal:
+    """The side of a terminal at which a person sits; `theirs` is the program's."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        os.set_blocking(self._ours, False)
+        self.shown = b""
+        self._more = asyncio.Event()
+
+    def __enter__(self) -> Terminal:
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._ours)
+        os.close(self._ours)
+        os.close(self.theirs)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def shows(self, wanted: bytes) -> None:
+        """Wait until it does."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                while wanted not in self.shown:
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError as err:
+            raise AssertionError(f"the terminal does not show {wanted!r} but {self.shown!r}") from err
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            self.shown += os.read(self._ours, 4096)
+        self._more.set()
+
+
 PROGRAM = (sys.executable, "-m", "forktree_cli")
+
+
+@asynccontextmanager
+async def started(
+    environment: dict[str, str], *arguments: str, terminal: Terminal | None = None, stderr: int | None = None
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """It runs in the block, and is gone after it. Without a terminal its output is for the test to read."""
+    way = asyncio.subprocess.PIPE if terminal is None else terminal.theirs
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *arguments,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL if terminal is None else way,
+        stdout=way,
+        stderr=way if stderr is None else stderr,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 async def forktree(environment: dict[str, str], *arguments: str | Path, stdin: bytes = b"") -> Ran:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import fcntl
 import io
 import json
 import os
-import pty
 import signal
-import struct
 import sys
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +24,7 @@ from forktree.wire_trees import TreeInfo
 from forktree_cli.drawing import drawn
 from unit.agent_server import created, forked, info, refuses
 from unit.api_server import says
-from unit.routed_agent import PROGRAM, SECONDS, Ran, RoutedAgent, forktree, lines, tree, tree_body
+from unit.routed_agent import SECONDS, Ran, RoutedAgent, Terminal, forktree, lines, started, tree, tree_body
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_tree.txt"
 
@@ -243,10 +240,10 @@ async def test_a_command_is_killed_with_its_exec(agent: RoutedAgent, number: sig
 
     agent.answers["GET /sessions/s/execs/ID"] = follow
     agent.answers["DELETE /sessions/s/execs/ID"] = kill
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, "exec", "s", "--", "sleep", "9", env=agent.environment(), stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(SECONDS):
+    async with (
+        started(agent.environment(), "exec", "s", "--", "sleep", "9") as process,
+        asyncio.timeout(SECONDS),
+    ):
         await followed.wait()
         process.send_signal(number)
         _, err = await process.communicate()
@@ -280,52 +277,39 @@ async def test_a_terminal_is_joined_resized_and_given_back(agent: RoutedAgent) -
         return socket
 
     agent.answers["GET /sessions/s/terminal"] = terminal
-    ours, theirs = pty.openpty()
-    _sized(theirs, 20, 60)
-    before = termios.tcgetattr(theirs)
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, "exec", "-it", "s", "--", "bash", "-l",
-        env=agent.environment(), stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    async with asyncio.timeout(SECONDS):
-        await _shows(ours, b"ready> ")
-        os.write(ours, b"x")
-        await _shows(ours, b"got x")
-        _sized(theirs, 33, 99)
-        process.send_signal(signal.SIGWINCH)
-        await _shows(ours, b"resized")
-        os.write(ours, b"\x03")  # Ctrl-C goes to the command and not to the program.
-        assert await process.wait() == 5
+    with Terminal() as ours:
+        ours.resize(20, 60)
+        before = termios.tcgetattr(ours.theirs)
+        ours.type(b"early\n")
+        shell = ("exec", "-it", "s", "--", "bash", "-l")
+        async with (
+            started(agent.environment(), *shell, terminal=ours) as process,
+            asyncio.timeout(SECONDS),
+        ):
+            await ours.shows(b"got early")
+            ours.type(b"x")
+            await ours.shows(b"got x")
+            ours.resize(33, 99)
+            process.send_signal(signal.SIGWINCH)
+            await ours.shows(b"resized")
+            ours.type(b"\x03")  # Ctrl-C goes to the command and not to the program.
+            assert await process.wait() == 5
+        assert termios.tcgetattr(ours.theirs) == before
     assert seen == [
-        (["bash", "-l"], "20", "60"), b"x", {"type": "resize", "rows": 33, "cols": 99}, b"\x03",
+        (["bash", "-l"], "20", "60"), b"early\n", b"x", {"type": "resize", "rows": 33, "cols": 99}, b"\x03",
     ]  # fmt: skip
-    assert termios.tcgetattr(theirs) == before
-    os.close(ours)
-    os.close(theirs)
-
-
-def _sized(terminal: int, rows: int, columns: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-async def _shows(terminal: int, wanted: bytes) -> None:
-    shown = b""
-    while wanted not in shown:
-        shown += await asyncio.to_thread(os.read, terminal, 1024)
 
 
 async def test_a_terminal_that_is_refused_says_why(agent: RoutedAgent, run: Run) -> None:
     assert "needs a terminal" in (await run("exec", "-it", "s")).err
     agent.answers["GET /sessions/s/terminal"] = refuses("session_gone", 410, "session s was released")
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, "exec", "-it", "s", env=agent.environment(), stdin=theirs, stdout=theirs,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    _, err = await process.communicate()
+    with Terminal() as ours:
+        told = agent.environment()
+        async with started(
+            told, "exec", "-it", "s", terminal=ours, stderr=asyncio.subprocess.PIPE
+        ) as process:
+            _, err = await process.communicate()
     assert (process.returncode, err) == (1, b"forktree: session s was released\n")
-    os.close(ours)
-    os.close(theirs)
 
 
 async def test_files_go_in_and_out(agent: RoutedAgent, run: Run, tmp_path: Path) -> None:
