@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 import threading
 from collections.abc import AsyncGenerator
@@ -13,10 +14,10 @@ from typing import Annotated
 import typer
 
 from forktree import AsyncExec, AsyncSession, Ended
-from forktree.errors import Refused
+from forktree.errors import ClientError, NotFound, Refused
 from forktree_cli.asked import Asked, Output, add, pairs
 from forktree_cli.naming import ENV, SESSION
-from forktree_cli.showing import console, print_json, print_names, table
+from forktree_cli.showing import clean, console, print_json, print_names, table
 
 TIMED_OUT = 124
 """As `timeout` has it: a guest's exit codes go up to 255, and there is none for this."""
@@ -65,18 +66,34 @@ async def run(
             from forktree_cli.terminal import interact  # noqa: PLC0415  # Its imports take a third of a second.
 
             return await interact(await client.reach(), session, argv or [])
-        begun = await where.start(
-            argv or [], env=pairs("--env", env or []), cwd=cwd, timeout=timeout, stdin_open=stdin
-        )
-        if detach:
-            print_json({"id": begun.id, "detached": True}) if asked.json else print_names([begun.id])
-            return None
+        exec_id = f"cli-{secrets.token_hex(8)}"
         try:
+            begun = await where.start(
+                argv or [],
+                env=pairs("--env", env or []),
+                cwd=cwd,
+                timeout=timeout,
+                stdin_open=stdin,
+                exec_id=exec_id,
+            )
+            if detach:
+                print_json({"id": exec_id, "detached": True}) if asked.json else print_names([exec_id])
+                return None
             async with _fed(begun, stdin):
                 return await follow(asked, begun)
-        except asyncio.CancelledError:
-            await begun.kill()
+        except (asyncio.CancelledError, BrokenPipeError):  # Nobody waits for it, or reads it, any more.
+            await _end(where.attach(exec_id))
             raise
+
+
+async def _end(command: AsyncExec) -> None:
+    """Kill it, if it had begun."""
+    try:
+        await command.kill()
+    except NotFound:
+        return
+    except ClientError as err:
+        typer.echo(f"forktree: command {command.id} may run on: {clean(err.message)}", err=True)
 
 
 def _one_thing(

@@ -25,7 +25,7 @@ from unit.api_server import Answer, says
 
 PREFIX = "/ns/ns/v1"
 SECONDS = 60.0
-_OWN_ID = re.compile(r"/execs/sdk-[0-9a-f]+")
+_OWN_ID = re.compile(r"/execs/cli-[0-9a-f]+")
 
 
 @dataclass

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import termios
@@ -24,7 +25,18 @@ from forktree.wire_trees import TreeInfo
 from forktree_cli.drawing import drawn
 from unit.agent_server import created, forked, info, refuses
 from unit.api_server import says
-from unit.routed_agent import SECONDS, Ran, RoutedAgent, Terminal, forktree, lines, started, tree, tree_body
+from unit.routed_agent import (
+    PROGRAM,
+    SECONDS,
+    Ran,
+    RoutedAgent,
+    Terminal,
+    forktree,
+    lines,
+    started,
+    tree,
+    tree_body,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_tree.txt"
 
@@ -251,6 +263,35 @@ async def test_a_command_is_killed_with_its_exec(agent: RoutedAgent, number: sig
     assert (process.returncode, err) == (128 + number, b"")
 
 
+async def test_a_command_is_killed_when_nobody_reads_it_any_more(agent: RoutedAgent) -> None:
+    agent.answers["POST /sessions/s/exec"] = _detached
+    killed = asyncio.Event()
+
+    async def follow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        offset = 0
+        while not killed.is_set():
+            await response.write(json.dumps(out("stdout", "y\n" * 1000, offset)).encode() + b"\n")
+            offset += 2000
+            await asyncio.sleep(0)
+        return response
+
+    async def kill(request: web.Request) -> web.StreamResponse:
+        killed.set()
+        return await says({"id": "e", "killed": True})(request)
+
+    agent.answers["GET /sessions/s/execs/ID"] = follow
+    agent.answers["DELETE /sessions/s/execs/ID"] = kill
+    line = f"{shlex.join(PROGRAM)} exec s -- yes | head -n 1"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", line, env=agent.environment(), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(SECONDS):
+        assert (await process.communicate())[0] == b"y\n"
+        await killed.wait()
+
+
 async def _detached(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     return await says({"id": body["id"], "detached": True}, 202)(request)
@@ -336,9 +377,8 @@ async def test_files_go_in_and_out(agent: RoutedAgent, run: Run, tmp_path: Path)
 
 async def test_logs_are_found_by_the_session(agent: RoutedAgent, run: Run) -> None:
     agent.answers["GET /sessions/ways-1"] = says(info("ways-1", fork_id="ways"))
-    body = tree_body()["forks"]
-    assert isinstance(body, list)
-    agent.answers["GET /forks/ways"] = says(body[0])
+    forks: Any = tree_body()["forks"]
+    agent.answers["GET /forks/ways"] = says(forks[0])
     ended = {"ended": True, "exit_code": 3, "timed_out": False, "truncated": False}
     command = {**ended, "stdout": "o\n", "stderr": "e\n"}
     agent.answers["GET /forks/ways/children/1/log"] = says({"fork_id": "ways", "index": 1, "exec": command})
