@@ -5,7 +5,7 @@ CARGO := cargo
 export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target/$(firstword $(shell echo '$(CURDIR)' | sha256sum))
 NATIVE := node-agent/native/Cargo.toml
 
-.PHONY: demo test test-slow bench check generate up down setup
+.PHONY: demo test test-slow test-node bench check generate up down setup
 .DEFAULT_GOAL := demo
 
 demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes demo.json there.
@@ -17,6 +17,10 @@ test: setup ## All tests, two files at a time. ARGS='tests/unit -k name' narrows
 
 test-slow: setup ## Tests that take minutes, or images of their own: left out by `make test`.
 	$(PYTHON) -m pytest -m slow $(ARGS)
+
+test-node: NODE = real
+test-node: setup ## Tests on a real node: kubelet, containerd, the chart. Left out by `make test`.
+	$(PYTHON) -m pytest -m node $(ARGS)
 
 bench: setup ## Benchmarks. SUITE=engine,tree,search,control-plane,soak; OUT=DIR for results; QUICK=1 for a try.
 	@$(PYTHON) -c 'import matplotlib' 2>/dev/null || { echo 'setup: installing what draws plots'; \
@@ -37,12 +41,13 @@ generate: setup ## Rewrite generated files from their sources.
 	$(PYTHON) -m forktree_dev.reference
 	$(PYTHON) -m forktree_dev.openapi
 	$(PYTHON) -m forktree_dev.sync_client
+	$(PYTHON) -m forktree_dev.container_images dockerfiles
 
-up: setup ## Start a playground that stays, in $STATE.
-	$(PYTHON) -m forktree_dev.playground up
+up: setup ## Start a playground that stays, in $STATE. NODE=real: with kubelet, pods and the chart.
+	$(PYTHON) -m forktree_dev.playground up $(if $(NODE),--node=$(NODE))
 
 down: ## End the playground.
 	$(PYTHON) -m forktree_dev.playground down
 
 setup:
-	@dev/setup.sh
+	@dev/setup.sh $(if $(filter real,$(NODE)),node)

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes a fresh Debian machine ready to build, run and test this checkout. Idempotent: on a machine that is
 # ready it takes a second and prints nothing. Root, since the system it prepares runs virtual machines as
-# users of their own, in control groups and network namespaces.
+# users of their own, in control groups and network namespaces. `dev/setup.sh node` also prepares what a real
+# node takes: a container runtime with its network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,6 +30,12 @@ packages=(
     ca-certificates # package registries
     util-linux      # setpriv, flock
     curl            # what `make up` prints to try
+)
+[ "${1:-}" != node ] || packages+=(
+    runc                        # starts containers, for containerd
+    containernetworking-plugins # gives pods their network
+    iptables nftables           # the plugins' and kube-proxy's rules
+    iproute2                    # the wire to the node
 )
 python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || packages+=(python3 python3-venv)
 for tool in "" clippy fmt; do
@@ -77,3 +84,4 @@ fi
 .venv/bin/python -m forktree_dev.cluster_binary >/dev/null
 .venv/bin/python -m forktree_dev.native >/dev/null
 .venv/bin/python -m forktree_dev.images >/dev/null
+[ "${1:-}" != node ] || .venv/bin/python -m forktree_dev.node_programs >/dev/null

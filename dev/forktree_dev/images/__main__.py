@@ -11,12 +11,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m forktree_dev.images", description=__doc__)
     parser.add_argument(
         "--name",
-        choices=[*IMAGES, "standard"],
-        default="standard",
-        help="the image (default: all but large ones)",
+        action="append",
+        choices=[*IMAGES],
+        help="an image; may be repeated (default: all but large ones)",
     )
-    name: str = parser.parse_args().name
-    print(guest_directory(STANDARD if name == "standard" else [name]))
+    names: list[str] | None = parser.parse_args().name
+    print(guest_directory(names or STANDARD))
 
 
 if __name__ == "__main__":
