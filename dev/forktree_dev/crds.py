@@ -1,4 +1,4 @@
-"""Writes `crds/*.yaml` from the API's models: `python -m forktree_dev.crds`.
+"""Writes `crds/*.yaml` and the chart's copies from the API's models: `python -m forktree_dev.crds`.
 
 Pydantic's JSON schema becomes the structural schema that the API server asks for: no references, no unions
 with null, no titles. What JSON schema cannot say (CEL rules, list kinds, columns) the models carry.
@@ -24,6 +24,8 @@ Schema = dict[str, JsonValue]
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 KINDS: Final[tuple[type[ApiObject], ...]] = (SessionTemplate, Session, Fork, ForkNode)
+DIRECTORIES: Final = (REPOSITORY / "crds", REPOSITORY / "charts" / "forktree" / "files" / "crds")
+"""For whoever applies them by hand; and in the chart, which is packed without anything around it."""
 CATEGORY: Final = "forktree"
 _RULES: Final = "x-kubernetes-validations"
 
@@ -241,16 +243,22 @@ def stale(directory: Path, files: Mapping[str, str]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m forktree_dev.crds", description="Write the CRDs.")
-    parser.add_argument("--directory", type=Path, default=REPOSITORY / "crds", help="where they are kept")
+    parser.add_argument("--directory", type=Path, help="another place than where they are kept")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
     arguments = parser.parse_args()
-    directory: Path = arguments.directory
+    directories = [arguments.directory] if arguments.directory else DIRECTORIES
     files = {file_name(model): render(model) for model in KINDS}
+    found = [_write(directory, files, check=arguments.check) for directory in directories]
+    return 1 if arguments.check and any(found) else 0
+
+
+def _write(directory: Path, files: Mapping[str, str], *, check: bool) -> list[str]:
+    """Make `directory` hold these files and no others, or only say what is stale. Names of those."""
     names = stale(directory, files)
-    if arguments.check:
+    if check:
         for name in names:
             print(f"{directory / name} is stale: run make generate", file=sys.stderr)
-        return 1 if names else 0
+        return names
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in files:
@@ -258,7 +266,7 @@ def main() -> int:
         else:
             (directory / name).unlink()
         print(f"wrote {name}" if name in files else f"removed {name}")
-    return 0
+    return names
 
 
 if __name__ == "__main__":

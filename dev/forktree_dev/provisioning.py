@@ -1,6 +1,6 @@
 """What a cluster must hold before our parts can run in it. Works with any kubeconfig that may do this.
 
-Definitions, roles and policies come from `crds/` and `dev/manifests/`. Without a kubelet, a node and its
+Definitions, roles and policies come from `crds/` and the chart. Without a kubelet, a node and its
 agent's identity are made here: a Node object, and a service-account token bound to it, which is how the
 API server knows which node an agent speaks for.
 """
@@ -25,7 +25,7 @@ AUDIENCE = "forktree.dev"
 """Whom a token must be meant for, to be taken by an agent's HTTP API."""
 
 _DEFINITIONS = CHECKOUT / "crds"
-_MANIFESTS = CHECKOUT / "dev" / "manifests"
+_MANIFESTS = CHECKOUT / "charts" / "forktree" / "files" / "manifests"
 _TOKEN_LIFE = "24h"  # Nobody renews it: longer than any development session.
 
 

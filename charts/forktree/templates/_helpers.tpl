@@ -1,0 +1,59 @@
+{{- define "forktree.image" -}}
+{{- $image := index .root.Values.images .name -}}
+{{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+
+{{- define "forktree.keeperImage" -}}
+{{- $node := .Values.images.node -}}
+{{- printf "%s:%s" $node.repository (coalesce .Values.images.keeper.tag $node.tag .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/* On every object; `component` tells them apart. */}}
+{{- define "forktree.labels" -}}
+app.kubernetes.io/name: forktree
+app.kubernetes.io/part-of: forktree
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "forktree.selector" -}}
+app.kubernetes.io/name: forktree
+app.kubernetes.io/part-of: forktree
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* What a process may that needs nothing of its host. */}}
+{{- define "forktree.unprivileged" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* Where a pod of a node may run, and how. */}}
+{{- define "forktree.onNodes" -}}
+priorityClassName: {{ .Values.priorityClass.name }}
+nodeSelector:
+  kubernetes.io/os: linux
+  kubernetes.io/arch: amd64
+  {{- with .Values.node.nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.node.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
