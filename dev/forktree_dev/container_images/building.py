@@ -55,7 +55,7 @@ def build(recipe: Recipe) -> BuiltImage:
         more = _debian_layer(recipe.debian, without=base.packages)
         layers.append(more.layer)
         packages += more.packages
-    layers.append(_python_layer(base.layer))
+    layers += _python_layers(base.layer)
     if recipe.guests:
         layers.append(_guest_layer(recipe.guests))
     bill = sbom.render(recipe, version, packages, python_files.locked())
@@ -108,21 +108,26 @@ def _debian_layer(names: Sequence[str], *, without: Sequence[DebianPackage] = ()
     return _DebianLayer(_layer("debian", inputs, fill, announce), packages)
 
 
-def _python_layer(base: Layer) -> Layer:
-    """The same for all images: what one does not need is small."""
+def _python_layers(base: Layer) -> list[Layer]:
+    """What we need, and over it our own. The same for all images: what one does not need is small."""
+    layouts = {"python": python_files.lay_out_locked, "wheel": python_files.lay_out_wheel}
+    sources = {"python": python_files.REQUIREMENTS, "wheel": python_files.wheel()}
+    announce = "installing the images' Python packages (a minute)"
+    return [
+        _layer(name, [sources[name], base.sha256, *_SOURCES], partial(_fill_modules, base, lay_out), announce)
+        for name, lay_out in layouts.items()
+    ]
+
+
+def _fill_modules(base: Layer, lay_out: Callable[[Path], None], root: Path) -> None:
     modules = PACKAGES_FOLDER.lstrip("/")
-
-    def fill(root: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-            # Modules are compiled by the image's own Python.
-            subprocess.run(["tar", "--extract", f"--file={base.path}", f"--directory={scratch}"], check=True)
-            python_files.lay_out(Path(scratch) / modules)
-            python_files.compile_modules(Path(scratch), PACKAGES_FOLDER)
-            (root / modules).parent.mkdir(parents=True)
-            (Path(scratch) / modules).rename(root / modules)
-
-    inputs: list[str | Path] = [python_files.REQUIREMENTS, python_files.wheel(), base.sha256, *_SOURCES]
-    return _layer("python", inputs, fill, "installing the images' Python packages (a minute)")
+    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+        # Modules are compiled by the image's own Python.
+        subprocess.run(["tar", "--extract", f"--file={base.path}", f"--directory={scratch}"], check=True)
+        lay_out(Path(scratch) / modules)
+        python_files.compile_modules(Path(scratch), PACKAGES_FOLDER)
+        (root / modules).parent.mkdir(parents=True)
+        (Path(scratch) / modules).rename(root / modules)
 
 
 def _guest_layer(names: Sequence[str]) -> Layer:

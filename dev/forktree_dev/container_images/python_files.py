@@ -119,16 +119,23 @@ def wheel() -> Path:
     return path
 
 
-def lay_out(folder: Path) -> None:
-    """Put our wheel and all of the list into `folder`."""
-    install = ("install", "--no-deps", "--no-compile", "--root-user-action=ignore", f"--target={folder}")
-    listed = ("--require-hashes", f"--requirement={REQUIREMENTS}")
-    subprocess.run([*_PIP, *install, *_PLATFORM, *listed], check=True)
-    subprocess.run(["rm", "-rf", str(folder / "bin")], check=True)  # Both would write it.
-    subprocess.run([*_PIP, *install, *_PLATFORM, str(wheel())], check=True)
+def lay_out_locked(folder: Path) -> None:
+    """Put all of the list into `folder`."""
+    _install(folder, "--require-hashes", f"--requirement={REQUIREMENTS}")
     for pattern in _NEEDLESS:
         for path in list(folder.glob(pattern)):
             subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+def lay_out_wheel(folder: Path) -> None:
+    """Put our own wheel into `folder`."""
+    _install(folder, str(wheel()))
+    subprocess.run(["rm", "-rf", str(folder / "bin")], check=True)
+
+
+def _install(folder: Path, *what: str) -> None:
+    options = ("install", "--no-deps", "--no-compile", "--root-user-action=ignore", f"--target={folder}")
+    subprocess.run([*_PIP, *options, *_PLATFORM, *what], check=True)
 
 
 def compile_modules(root: Path, folder: str) -> None:

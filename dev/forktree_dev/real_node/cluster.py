@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from forktree_dev import control_groups
 from forktree_dev.control_plane import ControlPlane, Pods
 from forktree_dev.processes import stop_recorded
 from forktree_dev.real_node import network
@@ -66,6 +67,15 @@ class RealCluster:
         await self.control_plane.start(provisioned=False)
         await self.node.start([pause_image(), *images])
 
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` on the node itself, beside its pods."""
+        return self._sandbox.inside(argv)
+
+    @property
+    def machines_cgroup(self) -> str:
+        """For the chart's keeper. Its own: whatever is below it ends with the keeper."""
+        return _machines_cgroup(self.name)
+
     @property
     def wire_name(self) -> str:
         """Of the interface on this machine that leads to the node."""
@@ -81,9 +91,14 @@ async def stop(state_dir: Path) -> list[str]:
     ended = await stop_recorded(state_dir / "sandbox")
     ended += await stop_recorded(state_dir, grace_seconds=_STOP_SECONDS)
     network.cut(_wire_name(name))
+    await control_groups.clear(_machines_cgroup(name))
     nodes.remove_cgroup(name)
     nodes.remove_containers(state_dir / "node")
     return ended
+
+
+def _machines_cgroup(name: str) -> str:
+    return f"{name}-machines"
 
 
 def _wire_name(name: str) -> str:

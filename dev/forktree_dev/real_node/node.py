@@ -80,13 +80,19 @@ class RealNode:
 
     async def import_images(self, archives: Sequence[Path]) -> None:
         """Give the node images, as a registry would. Raises `CalledProcessError`."""
+        for archive in archives:
+            await self._ctr("images", "import", "--platform", "linux/amd64", str(archive))
+
+    async def tag_image(self, reference: str, another: str) -> None:
+        """Call an image by another name as well. Raises `CalledProcessError`."""
+        await self._ctr("images", "tag", reference, another)
+
+    async def _ctr(self, *arguments: str) -> None:
         socket = str(configuration.containerd_socket(self.folder))
         ctr = [str(self._containerd / "ctr"), "--address", socket, "--namespace", "k8s.io"]
-        for archive in archives:
-            command = [*ctr, "images", "import", "--platform", "linux/amd64", str(archive)]
-            await asyncio.to_thread(
-                subprocess.run, command, check=True, capture_output=True, timeout=_IMPORT_SECONDS
-            )
+        await asyncio.to_thread(
+            subprocess.run, [*ctr, *arguments], check=True, capture_output=True, timeout=_IMPORT_SECONDS
+        )
 
     async def _containerd_answers(self, service: Service, *, deadline: float) -> None:
         socket = configuration.containerd_socket(self.folder)

@@ -28,7 +28,7 @@ async def start(state: Path) -> Mapping[str, str]:
     cluster = RealCluster(state, outlives_us=True)
     await cluster.start([image.archive for image in built])
     helm = Helm(cluster.control_plane.kubeconfig, state / "helm")
-    await helm.install(values(cgroup=cluster.name))
+    await helm.install(values(cgroup=cluster.machines_cgroup))
     bundle = state / "agent-ca.crt"
     url = await _agent(cluster.kubectl, cluster.node.name, bundle)
     return {
