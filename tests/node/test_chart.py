@@ -124,18 +124,20 @@ async def test_install_fork_prune_upgrade_and_uninstall(clean_cluster: RealClust
 
     await helm.uninstall()
     steps.say("helm uninstall returned")
+    await kubectl.run("wait", "pods", "--all", "--for=delete", f"--namespace={NAMESPACE}", "--timeout=60s")
     left = await ours(kubectl)
     steps.say(f"left in the API: {sorted(left)}")
     assert left == KEPT
     assert await objects(kubectl, "sessions,forks,forknodes") == set()
     assert await objects(kubectl, "sessiontemplates") == {"sessiontemplate.forktree.dev/tiny"}
     assert machines(cluster) == set()
-    await kubectl.run("wait", "pods", "--all", "--for=delete", f"--namespace={NAMESPACE}", "--timeout=60s")
     assert not list(Path("/sys/fs/cgroup").glob(f"**/{cluster.machines_cgroup}"))
     # Process 1 is the development node's own.
     processes = on_node(cluster, "ps", "-N", "--pid=1", "-o", "args=").splitlines()
     assert [each for each in processes if "forktree_" in each or "qemu-system" in each] == []
-    steps.say(f"left on the node: {on_node(cluster, 'find', STATE).split()}")
+    files = on_node(cluster, "find", STATE).split()
+    steps.say(f"left on the node: {files}")
+    assert files == [STATE]
 
 
 class Asking:

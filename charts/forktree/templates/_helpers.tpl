@@ -39,15 +39,20 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* Which nodes run sessions. */}}
+{{- define "forktree.nodeSelector" -}}
+kubernetes.io/os: linux
+kubernetes.io/arch: amd64
+{{- with .Values.node.nodeSelector }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* Where a pod of a node may run, and how. */}}
 {{- define "forktree.onNodes" -}}
 priorityClassName: {{ .Values.priorityClass.name }}
 nodeSelector:
-  kubernetes.io/os: linux
-  kubernetes.io/arch: amd64
-  {{- with .Values.node.nodeSelector }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "forktree.nodeSelector" . | nindent 2 }}
 {{- with .Values.node.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}

@@ -14,6 +14,7 @@ from pathlib import Path
 from forktree_dev import cache, images, native
 from forktree_dev.container_images import debian_files, oci, python_files, sbom
 from forktree_dev.container_images.debian_files import DebianPackage
+from forktree_dev.container_images.guest_packages import guest_packages
 from forktree_dev.container_images.oci import Layer
 from forktree_dev.container_images.recipes import (
     BASE,
@@ -58,6 +59,7 @@ def build(recipe: Recipe) -> BuiltImage:
     layers += _python_layers(base.layer)
     if recipe.guests:
         layers.append(_guest_layer(recipe.guests))
+        packages = _with(packages, guest_packages(recipe.guests))
     bill = sbom.render(recipe, version, packages, python_files.locked())
 
     def make(folder: Path) -> None:
@@ -85,6 +87,12 @@ def build(recipe: Recipe) -> BuiltImage:
     return BuiltImage(
         reference=reference, archive=folder / f"{recipe.name}.tar", sbom=folder / "sbom.spdx.json"
     )
+
+
+def _with(packages: Sequence[DebianPackage], more: Sequence[DebianPackage]) -> list[DebianPackage]:
+    """Both, each package once: of two that are the same, the one whose archive is known."""
+    known = {(each.name, each.version, each.architecture) for each in packages}
+    return [*packages, *(each for each in more if (each.name, each.version, each.architecture) not in known)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ def _part(kind: str, name: str, version: str, url: str) -> dict[str, Any]:
 
 
 def _checksum(digest: str) -> dict[str, Any]:
+    if not digest:
+        return {}
     return {"checksums": [{"algorithm": "SHA256", "checksumValue": digest}]}
 
 

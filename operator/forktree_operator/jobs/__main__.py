@@ -1,4 +1,4 @@
-"""`python -m forktree_operator.jobs drain|clear|try`."""
+"""`python -m forktree_operator.jobs drain|clear-node|clear|try`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from forktree.errors import ForktreeError
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
-from forktree_operator.jobs import clearing, draining, trying
+from forktree_operator.jobs import clearing, clearing_node, draining, trying
 from forktree_operator.jobs.telling import NotInTime, say
 
 
@@ -18,14 +18,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="forktree_operator.jobs", description=__doc__)
     parser.add_argument(
         "job",
-        choices=["drain", "clear", "try"],
-        help="drain: delete all sessions and forks; clear: what agents leave behind; try: fork once",
+        choices=["drain", "clear-node", "clear", "try"],
+        help="drain: delete all sessions and forks; clear-node: what was kept on a node; "
+        "clear: what agents said of their nodes; try: fork once",
     )
     parser.add_argument("--kubeconfig", type=Path, help="default: the service account of the pod")
-    parser.add_argument("--namespace", required=True, help="of the agents; for `try`, of what it makes")
+    parser.add_argument("--namespace", default="", help="of the agents; for `try`, of what it makes")
+    parser.add_argument("--state-dir", type=Path, help="for `clear-node`")
     parser.add_argument("--image", default="builtin:tiny", help="for `try` (%(default)s)")
     parser.add_argument("--timeout-seconds", type=float, default=240.0, help="for all of it (%(default)g)")
     options = parser.parse_args()
+    if options.job == "clear-node" and options.state_dir is None:
+        parser.error("clear-node needs --state-dir")
+    if options.job != "clear-node" and not options.namespace:
+        parser.error(f"{options.job} needs --namespace")
     try:
         asyncio.run(_run(options))
     except (AccessError, ForktreeError, NotInTime) as err:
@@ -35,9 +41,12 @@ def main() -> int:
 
 
 async def _run(options: argparse.Namespace) -> None:
+    deadline = asyncio.get_running_loop().time() + options.timeout_seconds
+    if options.job == "clear-node":
+        await clearing_node.clear_node(options.state_dir, deadline=deadline)
+        return
     access = await asyncio.to_thread(ClusterAccess.discovered, options.kubeconfig)  # Reads some files.
     async with KubeClient.connected(access, user_agent=f"forktree-{options.job}") as client:
-        deadline = asyncio.get_running_loop().time() + options.timeout_seconds
         match options.job:
             case "drain":
                 await draining.drain(client, deadline=deadline)
