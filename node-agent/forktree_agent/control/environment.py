@@ -4,7 +4,7 @@ What a Secret holds goes to the machine and nowhere else. Nothing here, and noth
 may write it to an object, a log or the journal; whoever needs it again reads it again.
 
 RBAC cannot say "only Secrets that a template or session of that namespace names", so the agent keeps to that
-by itself, and the right to read is given to it namespace by namespace (`dev/manifests/roles-agent.yaml`).
+by itself, and the right to read is given to it namespace by namespace (the chart's `roles-agent.yaml`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Sur
     await _end_waiting(resources)
     await _end_strangers(resources, listing, {record.id for record, _ in machines})
     baselines = _baselines(resources, {point.id for point in points})
-    await resources.store.drop_all_but(point.state_file for point in points)
+    builds = [*(point.build for point in points), *(record.build for record, _ in machines)]
+    wanted = {point.state_file for point in points} | {build.disk_file for build in builds}
+    await resources.store.drop_all_but(wanted)
     log.info("adopted machines=%d points=%d baselines=%d", len(machines), len(points), len(baselines))
     return Survivors(tuple(machines), tuple(points), baselines, tuple(exits))
 

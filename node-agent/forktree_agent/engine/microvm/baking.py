@@ -60,7 +60,11 @@ async def bake(
     name = f"b-{uuid.uuid4().hex[:12]}"
     layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
     build = Build(
-        image=shape.image, memory_bytes=shape.memory_bytes, accelerator=accelerator, vcpus=shape.vcpus
+        image=shape.image,
+        image_sha256=resources.guest.digest(shape.image),
+        memory_bytes=shape.memory_bytes,
+        accelerator=accelerator,
+        vcpus=shape.vcpus,
     )
     uid = resources.vmms.take_uid()
     try:
@@ -72,7 +76,8 @@ async def bake(
             resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
             ram = await resources.store.create(layer)
             os.ftruncate(ram, shape.memory_bytes)
-            order = VmmOrder(name=name, uid=uid, build=build, ram=ram, group=group)
+            disk = await resources.store.hold_disk(build.disk_file, resources.guest.image(shape.image))
+            order = VmmOrder(name=name, uid=uid, build=build, ram=ram, disk=disk, group=group)
             pins, boot_ms = await _boot(resources, order, shape, f"state-{point}", deadline=deadline)
             await resources.vmms.end(name)
             vmm = {

@@ -26,9 +26,16 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine and its children must agree in for device state to fit."""
 
     image: str
+    image_sha256: str
+    """Of the root disk's content. An agent of a later version may have another image of this name."""
     memory_bytes: int
     accelerator: Accelerator
     vcpus: int = 1
+
+    @property
+    def disk_file(self) -> str:
+        """Name under which the keeper holds the root disk, whatever becomes of the image it came from."""
+        return f"disk-{self.image_sha256}"
 
 
 class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, tag=False):

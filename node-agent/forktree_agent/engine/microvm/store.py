@@ -17,6 +17,8 @@ from forktree_agent.engine.microvm.records import LayerRecord
 from forktree_agent.typed_records import load_all, to_journal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forktree_agent.engine.microvm.admission import Ledger
     from forktree_agent.journal import Journal
     from forktree_agent.keeper_client import Keeper
@@ -50,6 +52,24 @@ class FileStore:
         descriptor = os.memfd_create(f"forktree-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._open[name] = descriptor
         return descriptor
+
+    async def hold_disk(self, name: str, image: Path) -> int:
+        """The root disk of this content, held by the keeper from the first machine on that has it.
+
+        The descriptor stays the store's. Images come and go with agents; machines and what is forked of them
+        go on with the disk that they began with.
+        """
+        if name not in self._open:
+            descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                with asking(f"file {name}"):
+                    await self._keeper.hold(name, descriptor, deadline=soon())
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if self._open.setdefault(name, descriptor) != descriptor:
+                os.close(descriptor)  # Another bake of this image was as far at the same time.
+        return self._open[name]
 
     async def hold(self, name: str) -> None:
         """Have the keeper hold a file that was made."""

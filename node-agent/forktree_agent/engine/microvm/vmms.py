@@ -66,6 +66,8 @@ class VmmOrder:
     build: Build
     ram: int
     """Descriptor of the file behind its guest RAM."""
+    disk: int
+    """Descriptor of its root disk."""
     group: str
 
 
@@ -262,7 +264,7 @@ class Vmms:
         with ExitStack() as opened:
             files = [
                 order.ram,
-                _open(self._guest.image(order.build.image), opened),
+                order.disk,
                 _open(self._settings.shim_library, opened),
             ]
             if overlay_bytes is not None:

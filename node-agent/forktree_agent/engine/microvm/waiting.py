@@ -40,7 +40,14 @@ async def start_waiting(resources: Resources, record: MachineRecord, group: str,
     base, *layers = record.chain
     store = resources.store
     vmm = await resources.vmms.wait_for_state(
-        VmmOrder(name=record.id, uid=record.uid, build=record.build, ram=store.descriptor(base), group=group),
+        VmmOrder(
+            name=record.id,
+            uid=record.uid,
+            build=record.build,
+            ram=store.descriptor(base),
+            disk=store.descriptor(record.build.disk_file),
+            group=group,
+        ),
         deadline=deadline,
     )
     await map_layers(resources, vmm, layers, deadline=deadline)
