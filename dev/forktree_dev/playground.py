@@ -108,7 +108,6 @@ def _write_env(state: Path, variables: Mapping[str, str]) -> None:
     (state / "env").write_text("".join([*lines, f'export PATH={path}:"$PATH"\n']))
 
 
-
 _MARK = ".forktree-playground"
 _WHAT_NEXT = """
     source {env}
