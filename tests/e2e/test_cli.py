@@ -142,10 +142,12 @@ async def test_a_shell_on_a_terminal(whole: Whole) -> None:
         ours.type(b"echo $((6*7)) of $(stty size)\n")
         async with started(environment(whole), "exec", "-it", "root", terminal=ours) as process:
             await ours.shows(b"42 of 30 90")
-            ours.type(b"cat\n")
+            ours.type(b"echo be''gins; cat\n")
+            await ours.shows(b"begins")  # Only now is the terminal that of the command and not of the shell.
             ours.type(b"hel\x7fp\n")
             await ours.shows(b"\nhep")
             ours.type(b"\x03")
+            await ours.shows(b"# ")
             ours.resize(40, 100)
             process.send_signal(signal.SIGWINCH)
             ours.type(b"echo now $(stty size)\n")

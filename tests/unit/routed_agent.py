@@ -101,12 +101,13 @@ class Terminal:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def shows(self, wanted: bytes) -> None:
-        """Wait until it does."""
+        """Wait until it does; what came up to there counts no more."""
         try:
             async with asyncio.timeout(SECONDS):
                 while wanted not in self.shown:
                     self._more.clear()
                     await self._more.wait()
+            self.shown = self.shown.partition(wanted)[2]
         except TimeoutError as err:
             raise AssertionError(f"the terminal does not show {wanted!r} but {self.shown!r}") from err
 
