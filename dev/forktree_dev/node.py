@@ -72,7 +72,8 @@ class Node:
         self._kubectl = kubectl
         self._cgroup = cgroup
         self._kubeconfig = folder / "agent.kubeconfig"
-        (port,) = ports.free(1)
+        port, metrics_port = ports.free(2)
+        self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self.url = f"https://127.0.0.1:{port}"
         self.ca_path = machine_dir / "tls" / "ca.crt"
 
@@ -100,6 +101,7 @@ class Node:
             f"--kubeconfig={self._kubeconfig}",
             f"--listen=127.0.0.1:{port}",
             f"--advertise={self.url}",
+            f"--metrics-listen=127.0.0.1:{metrics_port}",
             f"--memory-limit={sizes.memory_limit_bytes}",
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listen_port=port,
         namespace_sockets=tuple(options.serve_namespace),
         advertise_url=options.advertise,
+        metrics_listen=options.metrics_listen,
         memory_limit_bytes=options.memory_limit,
         uid_base=options.uid_base,
         accelerator=options.accelerator,
@@ -80,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a socket at which its sessions on this node can be used without a token; may be repeated",
     )
     add("--advertise", default="", metavar="URL", help="where clients reach that; default: where it listens")
+    add(
+        "--metrics-listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="for /metrics, over plain HTTP and without a token; default: nowhere",
+    )
     add(
         "--memory-limit",
         type=_bytes,

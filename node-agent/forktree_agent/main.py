@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from forktree.errors import ForktreeError
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
+from forktree.metrics.api_writes import counting_writes
+from forktree.metrics.serving import serving_metrics
 from forktree_agent.control.control import Control
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
@@ -35,6 +37,7 @@ from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Door, Listener, Served, serving
 from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
+from forktree_agent.metrics import Metrics
 from forktree_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -91,14 +94,20 @@ async def _serve(settings: Settings) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
     access = await asyncio.to_thread(ClusterAccess.discovered, settings.kubeconfig)  # Reads some files.
+    metrics = Metrics()
+    observe = counting_writes(metrics.instruments)
     async with (
-        KubeClient.connected(access, user_agent=f"forktree-agent/{version('forktree')}") as client,
+        KubeClient.connected(
+            access, user_agent=f"forktree-agent/{version('forktree')}", observe=observe
+        ) as client,
+        serving_metrics(settings.metrics_listen, metrics.instruments),
+        metrics.watching_the_loop(),
         _keeper(settings) as keeper,
         asyncio.TaskGroup() as tasks,
     ):
         # Alive from here on: taking over many machines, or a first canary, takes longer than a Lease lasts.
         lease = tasks.create_task(AgentLease(settings, client).run(), name="lease")
-        working = tasks.create_task(_work(settings, client, keeper), name="work")
+        working = tasks.create_task(_work(settings, client, keeper, metrics), name="work")
         stopping = tasks.create_task(stop.wait(), name="stop")
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
@@ -124,7 +133,7 @@ async def _keeper(settings: Settings) -> AsyncGenerator[Keeper]:
         yield keeper
 
 
-async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
+async def _work(settings: Settings, client: KubeClient, keeper: Keeper, metrics: Metrics) -> None:
     journal = Journal.opened(settings.state_directory / JOURNAL, keeper.boot_id)
     async with _engine(settings, keeper, journal) as engine:
         adoption = await engine.adopt(deadline=loop_now() + settings.adopt_seconds)
@@ -138,14 +147,16 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper) -> None:
             capability.passed, capability.accelerator, capability.reason,
         )  # fmt: skip
         probed_at = wall_now()
+        metrics.probed(passed=capability.passed)
         async with (
             Control.running(
-                settings, client=client, engine=engine, journal=journal, adoption=adoption
+                settings, client=client, engine=engine, journal=journal, adoption=adoption, metrics=metrics
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
             serving(
                 _listener(settings),
                 Api(client, control.facade, proxy),
+                metrics.answered,
                 _doors(settings, client, control.facade),
             ) as served,
         ):

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kubeconfig=options.kubeconfig,
         namespace=options.namespace,
         identity=options.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:5]}",
+        metrics_listen=options.metrics_listen,
         lease_seconds=options.lease_seconds,
         sweep_seconds=options.sweep_seconds,
         source_exists_seconds=options.source_exists_seconds,
@@ -45,6 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kubeconfig", type=Path, help="default: the service account of the pod")
     parser.add_argument("--namespace", default=Settings.namespace, help="where the Leases live (%(default)s)")
     parser.add_argument("--identity", help="in the leader's Lease; default: host, process and a random part")
+    parser.add_argument(
+        "--metrics-listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="for /metrics, over plain HTTP and without a token; default: nowhere",
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     for option, default, text in (
         ("--lease-seconds", Settings.lease_seconds, "how long a leader holds without renewal"),
@@ -54,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         help_text = f"{text} (%(default)g)"
         parser.add_argument(option, type=_positive, default=default, metavar="SECONDS", help=help_text)
     return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 def _positive(text: str) -> float:

@@ -21,6 +21,7 @@ from forktree_operator.decide.agents import AgentState
 from forktree_operator.decide.placement import baked_on, baseline, brings_baseline, needed, place
 from forktree_operator.decide.routing import Patience, route, wanted
 from forktree_operator.lifesigns import Lifesigns
+from forktree_operator.metrics import Metrics
 from forktree_operator.nodes import BAKE_PROMISE_SECONDS, PROMISE_SECONDS, Nodes
 from forktree_operator.templates import Templates
 
@@ -49,9 +50,11 @@ class Assigning:
         *,
         patience: Patience,
         requests_in_flight: int,
+        metrics: Metrics,
     ) -> None:
         self._client, self._templates, self._nodes, self._lifesigns = client, templates, nodes, lifesigns
         self._patience = patience
+        self._metrics = metrics
         self._slots = asyncio.Semaphore(requests_in_flight)
         self._busy: set[Uid] = set()
 
@@ -116,6 +119,7 @@ class Assigning:
                 except BaseException:
                     self._nodes.withdraw(node, *promises)
                     raise
+                self._metrics.placed(metadata)
                 log.info("placed session=%s/%s node=%s", metadata.namespace, metadata.name, node)
             case Wait(reason, message, again_seconds):
                 await self._write_status(session, patches.wait(session, reason, message))
@@ -131,9 +135,11 @@ class Assigning:
         match route(fork, source, agent, _now(), self._patience):
             case Place(node):
                 await self._write_status(fork, patches.route(fork, node))
+                self._metrics.routed(fork.metadata)
                 log.info("routed fork=%s/%s node=%s", fork.metadata.namespace, fork.metadata.name, node)
             case Reject(reason, message):
                 await self._write_status(fork, patches.fail_fork(fork, reason, message, _now()))
+                self._metrics.rejected(reason)
                 name = f"{fork.metadata.namespace}/{fork.metadata.name}"
                 log.info("rejected fork=%s reason=%s message=%s", name, reason, message)
             case Wait(reason, message, again_seconds):

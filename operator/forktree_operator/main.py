@@ -10,11 +10,14 @@ from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError
 from forktree.kube.events import Announcer
+from forktree.metrics.api_writes import counting_writes
+from forktree.metrics.serving import CannotListen, serving_metrics
 from forktree_operator.assigning import Assigning
 from forktree_operator.decide.routing import Patience
 from forktree_operator.handlers import Handlers
 from forktree_operator.leadership import Leadership, LeadershipLost
 from forktree_operator.lifesigns import Lifesigns
+from forktree_operator.metrics import Metrics
 from forktree_operator.nodes import Nodes
 from forktree_operator.settings import Settings
 from forktree_operator.sweep import Sweep
@@ -34,7 +37,7 @@ async def run(settings: Settings) -> int:
     failures: list[Exception] = []
     try:
         await _elect(settings, stop)
-    except* (AccessError, KubeError, LeadershipLost, WatchingStopped) as group:
+    except* (AccessError, CannotListen, KubeError, LeadershipLost, WatchingStopped) as group:
         failures.extend(_leaves(group))
     for failure in failures:
         log.error("stopped error=%s", failure)
@@ -45,7 +48,12 @@ async def run(settings: Settings) -> int:
 
 async def _elect(settings: Settings, stop: asyncio.Event) -> None:
     access = ClusterAccess.discovered(settings.kubeconfig)
-    async with KubeClient.connected(access, user_agent="forktree-operator") as client:
+    metrics = Metrics()
+    observe = counting_writes(metrics.instruments)
+    async with (
+        KubeClient.connected(access, user_agent="forktree-operator", observe=observe) as client,
+        serving_metrics(settings.metrics_listen, metrics.instruments),
+    ):
         leadership = Leadership(
             client,
             namespace=settings.namespace,
@@ -54,15 +62,18 @@ async def _elect(settings: Settings, stop: asyncio.Event) -> None:
         )
         try:
             if await leadership.acquire(stop):
-                async with asyncio.TaskGroup() as tasks:
-                    keeping = tasks.create_task(leadership.keep(), name="leadership")
-                    await _lead(settings, access, client, stop)
-                    keeping.cancel()
+                with metrics.leading():
+                    async with asyncio.TaskGroup() as tasks:
+                        keeping = tasks.create_task(leadership.keep(), name="leadership")
+                        await _lead(settings, access, client, stop, metrics)
+                        keeping.cancel()
         finally:
             await leadership.release()
 
 
-async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, stop: asyncio.Event) -> None:
+async def _lead(
+    settings: Settings, access: ClusterAccess, client: KubeClient, stop: asyncio.Event, metrics: Metrics
+) -> None:
     """Work until `stop`. Raises in a group what made it stop before."""
     templates, lifesigns = Templates(client), Lifesigns()
     nodes = Nodes(lifesigns)
@@ -74,9 +85,10 @@ async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, s
         lifesigns,
         patience=patience,
         requests_in_flight=settings.requests_in_flight,
+        metrics=metrics,
     )
     announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
-    sweep = Sweep(client, nodes, lifesigns, assigning, settings, announcer=announcer)
+    sweep = Sweep(client, nodes, lifesigns, assigning, settings, announcer=announcer, metrics=metrics)
     await sweep.look()  # So that the first session is not told that there is no node.
     registry = Handlers(access, templates, nodes, assigning, sweep).registry()
     async with asyncio.TaskGroup() as tasks:
@@ -85,7 +97,14 @@ async def _lead(settings: Settings, access: ClusterAccess, client: KubeClient, s
             tasks.create_task(sweep.run(), name="sweep"),
             tasks.create_task(announcer.run(), name="announcer"),
         ]
-        await watch_events(registry, stop, lambda: _stop_on_signals(stop))
+        loop = asyncio.get_running_loop()
+        unwatched = metrics.instruments.before_each_scrape(
+            lambda: metrics.nodes_are(nodes.states(loop.time()))
+        )
+        try:
+            await watch_events(registry, stop, lambda: _stop_on_signals(stop))
+        finally:
+            unwatched()
         for task in others:
             task.cancel()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from forktree.metrics.table import NodeState
 from forktree.models.base import Uid
 from forktree.models.fork_node import ForkNode
 from forktree_operator.decide.agents import AgentState
@@ -107,6 +108,15 @@ class Nodes:
             )
             for name, node in self._nodes.items()
         ]
+
+    def states(self, now: float) -> list[NodeState]:
+        """How each node that is there stands at monotonic time `now`."""
+        return [self._state(node, now) for node in self._nodes.values()]
+
+    def _state(self, node: ForkNode, now: float) -> NodeState:
+        if self._lifesigns.state(node.metadata.name, now) is not AgentState.FRESH:
+            return NodeState.SILENT
+        return NodeState.READY if node.status.ready else NodeState.NOT_READY
 
     def _promised_bytes(self, name: str, now: float) -> int:
         promises = self._promises.get(name, {})

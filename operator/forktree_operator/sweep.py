@@ -25,6 +25,7 @@ from forktree_operator.assigning import AgainSeconds, Assigning
 from forktree_operator.cluster import Lease
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.losses import Losses
+from forktree_operator.metrics import Metrics
 from forktree_operator.nodes import Nodes
 from forktree_operator.reading import readable
 from forktree_operator.settings import Settings
@@ -56,10 +57,11 @@ class Sweep:
         settings: Settings,
         *,
         announcer: Announcer,
+        metrics: Metrics,
     ) -> None:
         self._client, self._nodes, self._lifesigns, self._assigning = client, nodes, lifesigns, assigning
         self._losses = Losses(client, nodes, lifesigns, announcer)
-        self._settings = settings
+        self._settings, self._metrics = settings, metrics
         self._called = asyncio.Event()
         self._due = float("-inf")
         self._rested = float("-inf")
@@ -83,6 +85,7 @@ class Sweep:
             except KubeError as err:
                 log.warning("sweep_failed error=%s", err)
                 again_seconds = 1.0
+            self._metrics.swept(loop.time() - started)
             self._rested = loop.time() + max(_REST_SECONDS, _REST_SHARE * (loop.time() - started))
             if again_seconds is not None:
                 self.soon(again_seconds)

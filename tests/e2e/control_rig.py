@@ -22,6 +22,7 @@ from forktree.models.session import TemplateRef
 from forktree.models.session_template import SessionTemplateSpec, TreeLimits
 from forktree_agent.control.control import Control
 from forktree_agent.journal import Journal
+from forktree_agent.metrics import Metrics
 from forktree_agent.settings import Settings
 from forktree_dev import provisioning
 from forktree_dev.control_plane import ControlPlane
@@ -92,6 +93,7 @@ class ControlRig:
                 engine=self.engine,
                 journal=journal,
                 adoption=adoption,
+                metrics=Metrics(),
             )
         )
 

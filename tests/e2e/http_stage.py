@@ -45,6 +45,7 @@ from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
 from forktree_agent.journal import Journal
+from forktree_agent.metrics import Metrics
 from forktree_dev import provisioning
 from forktree_dev.control_plane import ControlPlane
 
@@ -317,7 +318,7 @@ async def staged(control_plane: ControlPlane, namespace: str, tmp_path: Path) ->
         KubeClient.connected(ClusterAccess.from_kubeconfig(control_plane.kubeconfig)) as admin,
         KubeClient.connected(ClusterAccess.from_kubeconfig(tmp_path / "agent.kubeconfig")) as agent,
         Proxy.running(agent, NODE) as proxy,
-        serving(listener, Api(agent, facade, proxy)) as served,
+        serving(listener, Api(agent, facade, proxy), Metrics().answered) as served,
     ):
         trust = ssl.create_default_context(cafile=str(served.authority))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as client:

@@ -23,6 +23,7 @@ from forktree_agent.control import forks
 from forktree_agent.control.control import Control
 from forktree_agent.engine.contract import Command, ExecResult, Owner
 from forktree_agent.journal import Journal, Json
+from forktree_agent.metrics import Metrics
 from forktree_dev.control_plane import ControlPlane
 from unit.fake_engine import FakeEngine
 
@@ -129,7 +130,12 @@ async def live(
 
     async def run() -> None:
         async with Control.running(
-            rig.settings, client=client, engine=rig.engine, journal=journal, adoption=adoption
+            rig.settings,
+            client=client,
+            engine=rig.engine,
+            journal=journal,
+            adoption=adoption,
+            metrics=Metrics(),
         ):
             await asyncio.get_running_loop().create_future()
 

@@ -24,6 +24,7 @@ from forktree_agent.engine.contract import (
     ChildOrder,
     Command,
     CommandRefused,
+    Counts,
     EngineError,
     ExecChunk,
     ExecEnd,
@@ -372,6 +373,16 @@ class FakeEngine:
     def usage(self) -> Usage:
         reserved = len(self.host.machines) * MACHINE_BYTES
         return Usage(capacity_bytes=self.capacity * MACHINE_BYTES, reserved_bytes=reserved)
+
+    def counts(self) -> Counts:
+        return Counts(
+            machines=len(self.host.machines),
+            points=len(self.host.points),
+            point_bytes=sum(each.bytes for each in self.host.points.values()),
+            standby=0,
+            execs_running=0,
+            execs_ended={},
+        )
 
     async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
         if machine not in self.host.machines:

@@ -26,6 +26,7 @@ from forktree_agent.http import bodies
 from forktree_agent.http.connections import Bounds
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
+from forktree_agent.metrics import Metrics
 
 SECONDS = 30.0
 """For each test, whose bounds are fractions of a second."""
@@ -125,7 +126,7 @@ async def door(folder: Path, **bounds: Any) -> AsyncGenerator[Door]:
     listener = Listener(
         host="127.0.0.1", port=0, names=("127.0.0.1",), tls_directory=folder, bounds=Bounds(**bounds)
     )
-    async with serving(listener, cast("Api", api)) as served:
+    async with serving(listener, cast("Api", api), Metrics().answered) as served:
         yield Door(served.port, ssl.create_default_context(cadata=served.ca_bundle), api)
 
 

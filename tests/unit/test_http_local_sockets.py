@@ -15,6 +15,7 @@ import uvloop
 from forktree_agent.http.connections import Bounds, listening_at
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Door, Listener, serving
+from forktree_agent.metrics import Metrics
 from unit.test_http_connections import ASKS, SmallApi
 
 SECONDS = 30.0
@@ -26,7 +27,7 @@ async def served(path: Path, bounds: Bounds) -> AsyncGenerator[SmallApi]:
     api = SmallApi()
     listener = Listener(host="127.0.0.1", port=0, names=("127.0.0.1",), tls_directory=path.parent / "tls")
     door = Door(listening_at(path), api.routes(), bounds)
-    async with serving(listener, cast("Api", api), [door]):
+    async with serving(listener, cast("Api", api), Metrics().answered, [door]):
         yield api
 
 

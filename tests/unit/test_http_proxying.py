@@ -20,6 +20,7 @@ from forktree_agent.http.connections import Bounds
 from forktree_agent.http.proxying import HOP_HEADER, Errand, Proxy, agent_origin
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
+from forktree_agent.metrics import Metrics
 from unit.api_server import ScriptedServer, refuses, says
 
 PATH = "/ns/team/v1/sessions/far/exec?wait_seconds=7.5"
@@ -112,7 +113,7 @@ async def front_running(folder: Path, *, seconds: float = SECONDS) -> AsyncGener
         ScriptedServer.running() as kube,
         kube.client() as client,
         Proxy.running(client, "near-node") as proxy,
-        serving(listener, cast("Api", FarApi(proxy, seconds))) as served,
+        serving(listener, cast("Api", FarApi(proxy, seconds)), Metrics().answered) as served,
     ):
         trust = ssl.create_default_context(cadata=served.ca_bundle)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as asking:

@@ -9,7 +9,8 @@ import msgspec
 
 from forktree.errors import ForktreeError
 from forktree.kube.events import Subject
-from forktree.models import EventReason, Fork, ForkPhase, Uid
+from forktree.metrics.table import Road, Stage
+from forktree.models import EventReason, Fork, ForkPhase, Mode, Uid
 from forktree.models.session_template import EnvVar
 from forktree_agent.control.belonging import adopted
 from forktree_agent.control.decide_fork import Begin, told
@@ -24,6 +25,7 @@ from forktree_agent.control.records import ForkMade, ForkRecord
 from forktree_agent.control.tree import place_of
 from forktree_agent.control.world import World, boot_now, loop_now
 from forktree_agent.engine.contract import (
+    AtCapacity,
     EngineError,
     ForkResult,
     MachineId,
@@ -94,6 +96,7 @@ class Births:
     async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord, deadline: float) -> ForkResult:
         """The machines, noted as soon as they are there."""
         early = is_early(fork.metadata.uid)
+        road = Road.EARLY if early else Road.OBJECT
         limits = TreeLimits(
             tree=TreeId(plan.lineage.root),
             memory_bytes=plan.lineage.limits.memory_bytes,
@@ -112,6 +115,9 @@ class Births:
                     machine, owner, orders, limits, hooks=hooks, answered=not early, deadline=deadline
                 )
             result = await self._defects.guarded(fork.metadata.uid, forking)
+        except AtCapacity:
+            self._world.metrics.had_no_room(road)
+            raise
         finally:
             telling.cancel()
         try:
@@ -125,6 +131,10 @@ class Births:
             raise EngineError(f"its machines were ended, as they could not be noted: {err.message}") from err
         self._world.use_changed.set()
         clocks = result.clocks
+        mode = mode_of(result)
+        self._world.metrics.forked(road, mode, clocks)
+        if total_ms is not None:
+            self._world.metrics.fork_took(road, mode, Stage.TOTAL, total_ms)
         log.info(
             "forked uid=%s children=%d pause_ms=%s fork_ms=%.1f ready_ms=%s",
             fork.metadata.uid, len(result.children), clocks.pause_ms, clocks.fork_ms, clocks.ready_ms,
@@ -157,6 +167,11 @@ class Births:
                 await self._world.write_fork(fork, fork_goes_on(fork))
             except ForktreeError as err:
                 log.warning("fork_not_told_slow uid=%s error=%r", uid, err.message)
+
+
+def mode_of(made: ForkResult | ForkMade) -> Mode:
+    """How its machines came to be; an instant that was only held is one of a fork."""
+    return made.children[0].mode if made.children else Mode.FORK
 
 
 async def end_loose(world: World, uid: Uid, replicas: int) -> None:

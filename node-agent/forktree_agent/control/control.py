@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from forktree.kube.client import KubeClient
 from forktree.kube.events import Announcer
@@ -33,6 +34,7 @@ from forktree_agent.control.workers import Workers
 from forktree_agent.control.world import World, loop_now
 from forktree_agent.engine.contract import Adoption, Engine
 from forktree_agent.journal import Journal
+from forktree_agent.metrics import Metrics
 from forktree_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,14 @@ class Control:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, settings: Settings, *, client: KubeClient, engine: Engine, journal: Journal, adoption: Adoption
+        cls,
+        settings: Settings,
+        *,
+        client: KubeClient,
+        engine: Engine,
+        journal: Journal,
+        adoption: Adoption,
+        metrics: Metrics,
     ) -> AsyncGenerator[Control]:
         """Decide for this node until left. Machines run on then; the next agent takes them over.
 
@@ -80,6 +89,7 @@ class Control:
                 records=records,
                 writer=StatusWriter(client),
                 announcer=Announcer(client, reporter=REPORTER, instance=settings.node_name),
+                metrics=metrics,
                 living=Living(engine),
                 activity=Activity(loop_now),
                 session_work=Workers("session", tasks),
@@ -116,9 +126,11 @@ class Control:
                 tasks.create_task(Expiry(world).run(), name="expiry"),
                 tasks.create_task(world.announcer.run(), name="announcer"),
             ]
+            unwatched = metrics.instruments.before_each_scrape(partial(tell_how_it_stands, world, early))
             try:
                 yield cls(world, early, bakes)
             finally:
+                unwatched()
                 for task in endless:
                     task.cancel()
                 for workers in (
@@ -130,6 +142,16 @@ class Control:
                 ):
                     workers.close()
                 bakes.close()
+
+
+def tell_how_it_stands(world: World, early: EarlyForks) -> None:
+    """For whoever watches the node: what is true now, from memory."""
+    world.metrics.node_is(
+        world.engine.counts(),
+        world.engine.usage(),
+        phases=(session.status.phase for session in world.sessions.all()),
+        unrecorded=early.unrecorded(),
+    )
 
 
 def place_known(world: World) -> None:

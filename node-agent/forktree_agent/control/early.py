@@ -17,6 +17,7 @@ import msgspec
 from forktree.errors import ForktreeError
 from forktree.kube.errors import AlreadyExists, Forbidden, Invalid, NoRight, NotFound
 from forktree.kube.events import Subject
+from forktree.metrics.table import Road, Stage
 from forktree.models import (
     API_VERSION,
     EventReason,
@@ -30,7 +31,7 @@ from forktree.models import (
 )
 from forktree.models.fork import Branch, ForkSource, SourceRef
 from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, ROOT_LABEL
-from forktree_agent.control.births import Births, end_loose, told_of
+from forktree_agent.control.births import Births, end_loose, mode_of, told_of
 from forktree_agent.control.decide_fork import Begin, LiveSource, Refuse, Wait, begin
 from forktree_agent.control.owners import child_owner, early_uid, is_early, owner_of, point_owner
 from forktree_agent.control.records import ForkRecord
@@ -161,6 +162,7 @@ class EarlyForks:
             case Wait():
                 return None
             case Refuse(reason=reason, message=message):
+                world.metrics.fork_failed(reason)
                 return Refused(reason, message)
             case Begin() as plan:
                 pass
@@ -181,6 +183,10 @@ class EarlyForks:
         """Until no object of a fork of that session is still to be written. Whoever waits has a deadline."""
         while known := next((each for each in self._known.values() if each.above == above), None):
             await known.over.wait()
+
+    def unrecorded(self) -> int:
+        """How many forks run whose objects are not written yet."""
+        return sum(1 for each in self._known.values() if each.asked is None or each.asked.made.done())
 
     # Made -------------------------------------------------------------------------------------------------
 
@@ -217,6 +223,7 @@ class EarlyForks:
                 if self._world.tree.doomed(above.uid):
                     why = f"session {above.name} was deleted while it was forked"
                     refused = Refused(Reason.SOURCE_GONE, why)
+                self._world.metrics.fork_failed(refused.reason)
                 asked.made.set_result(refused)
 
     async def _made(self, asked: _Asked) -> ForkRecord:
@@ -268,6 +275,8 @@ class EarlyForks:
         clocks = [ready_ms for answered, ready_ms in heard if answered and ready_ms is not None]
         missing = tuple(index for index, (answered, _) in enumerate(heard) if not answered)
         ready_ms = max(clocks, default=None) if len(clocks) == len(heard) else None
+        if ready_ms is not None:
+            self._world.metrics.fork_took(Road.EARLY, mode_of(made), Stage.READY, ready_ms)
         self._world.records.put_fork(
             msgspec.structs.replace(
                 newest,

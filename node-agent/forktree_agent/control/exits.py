@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 async def watch_exits(world: World) -> None:
     """Note every exit. Never ends by itself."""
     async for ended in world.engine.exits():
+        world.metrics.machine_lost()
         log.error("machine_lost owner=%s machine=%s how=%r", ended.owner, ended.machine, ended.text)
         try:
             note(world, ended)

@@ -11,10 +11,11 @@ import msgspec
 
 from forktree.errors import ForktreeError
 from forktree.kube.events import Subject
+from forktree.metrics.table import Road, Stage
 from forktree.models import EventReason, Fork, ForkPhase, Reason, Session, Uid
 from forktree.models.names import BORN_ANNOTATION
 from forktree_agent.control.belonging import adopted, adopted_refused
-from forktree_agent.control.births import Births, end_loose
+from forktree_agent.control.births import Births, end_loose, mode_of
 from forktree_agent.control.children import WRITES_AT_ONCE, Children
 from forktree_agent.control.completion import Completion
 from forktree_agent.control.decide_fork import Begin, Refuse, Wait, begin
@@ -229,6 +230,9 @@ class Forks:
         if record.total_ms is None:
             record = msgspec.structs.replace(record, total_ms=(boot_now() - record.seen_at) * 1000)
             self._world.records.put_fork(record)
+            if record.total_ms is not None and record.result is not None:
+                mode = mode_of(record.result)
+                self._world.metrics.fork_took(Road.OBJECT, mode, Stage.TOTAL, record.total_ms)
         return True
 
     @contextmanager
@@ -348,6 +352,7 @@ class Forks:
                 fork = self._world.forks.get(uid) or fork
             status = fork_fails(fork, reason, message, self._children.left(fork), wall_now())
             await self._world.write_fork(fork, status)
+            self._world.metrics.fork_failed(reason)
             log.error("fork_failed uid=%s reason=%s message=%r", uid, reason, message)
             self._world.announcer.say(Subject.of(fork), EventReason.REJECTED, f"{reason}: {message}")
         self._over(uid)

@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from forktree.kube.events import Subject
+from forktree.metrics.table import Road, Stage
 from forktree.models import (
     EventReason,
     Reason,
@@ -218,6 +219,7 @@ class Sessions:
             try:
                 started_from = await self._branch(session, template)
             except AtCapacity as err:
+                self._world.metrics.had_no_room(Road.ROOT)
                 return await self._put_off(session, err)
             except (EngineError, TemplateNotFound, SecretUnreadable) as err:
                 return await self._fail(session, err.reason, err.message)
@@ -225,6 +227,7 @@ class Sessions:
                 return 0.0
             baseline, result = started_from
             machine, fork_ms = result.children[0], result.clocks.fork_ms
+            self._world.metrics.forked(Road.ROOT, machine.mode, result.clocks)
             log.info(
                 "started uid=%s machine=%s baseline=%s fork_ms=%.1f",
                 uid, machine.id, baseline.id, fork_ms,
@@ -333,6 +336,8 @@ class Sessions:
             total_ms = (boot_now() - record.seen_at) * 1000
             record = msgspec.structs.replace(record, total_ms=total_ms)
             self._world.records.put_session(record)
+            if record.start is not None:
+                self._world.metrics.fork_took(Road.ROOT, record.start.mode, Stage.TOTAL, total_ms)
         status = (session_paused if paused else session_runs)(
             session, self._world.node, record, now=wall_now()
         )
@@ -356,6 +361,7 @@ class Sessions:
             await self._world.write_session(session, status)
             log.error("session_failed uid=%s reason=%s message=%r", uid, reason, message)
             if record is None or record.start is None:  # One that ran and was lost was not rejected.
+                self._world.metrics.fork_failed(reason)
                 self._world.announcer.say(Subject.of(session), EventReason.REJECTED, f"{reason}: {message}")
         del self._verdicts[uid]
         self._world.waiting.over(uid)

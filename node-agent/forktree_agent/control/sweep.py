@@ -16,6 +16,7 @@ import msgspec
 from forktree.errors import ForktreeError
 from forktree.kube.client import decode
 from forktree.kube.errors import NotFound, Unreadable
+from forktree.metrics.table import SweepEnd, Swept
 from forktree.models import Fork, ForkPhase, Session, Uid
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import (
@@ -64,10 +65,14 @@ class Sweep:
         while True:
             try:
                 await self.once()
+                end = SweepEnd.DONE
             except ForktreeError as err:
+                end = SweepEnd.GIVEN_UP
                 log.warning("sweep_given_up reason=%s error=%r", err.reason, err.message)
             except Exception:  # The task's edge: the next sweep may well work.
+                end = SweepEnd.GIVEN_UP
                 log.exception("sweep_broke")
+            self._world.metrics.sweep_over(end)
             began = loop_now()
             try:
                 async with asyncio.timeout(self._world.settings.sweep_seconds):
@@ -104,6 +109,7 @@ class Sweep:
             if world.tree.get(node.place.uid) is not None:
                 log.info("vanished uid=%s name=%s", node.place.uid, node.place.name)
                 self._pruner.vanished(node)
+                world.metrics.swept(Swept.VANISHED, 1)
         # What was recorded while the list was made may be of an object that came too late for it.
         settled = [
             each
@@ -205,6 +211,8 @@ class Sweep:
         for owner in (*(each.owner for each in strays), *(each.owner for each in loose)):
             log.warning("stray owner=%s", owner)
         await reap(self._world.engine, strays, loose)
+        self._world.metrics.swept(Swept.MACHINE, len(strays))
+        self._world.metrics.swept(Swept.POINT, len(loose))
         if strays or loose:
             self._world.room_changed()
 

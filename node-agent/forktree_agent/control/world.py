@@ -21,6 +21,7 @@ from forktree_agent.control.tree import Node, Place, Tree, owner_place
 from forktree_agent.control.waiting import SourceName, Waiting
 from forktree_agent.control.workers import Workers
 from forktree_agent.engine.contract import Engine, Machine, Owner, Point
+from forktree_agent.metrics import Metrics
 from forktree_agent.settings import Settings
 
 COLLECTORS_FINALIZERS = frozenset({"foregroundDeletion", "orphan"})
@@ -37,6 +38,7 @@ class World:
     records: Records
     writer: StatusWriter
     announcer: Announcer
+    metrics: Metrics
     living: Living
     activity: Activity
     session_work: Workers

@@ -81,6 +81,22 @@ class ExecResult:
         return how + (f", {said!r}" if said else "")
 
 
+class ExecOutcome(StrEnum):
+    """How a command ended, in one word."""
+
+    OK = "ok"
+    """With exit code 0."""
+    FAILED = "failed"
+    """With another one."""
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"
+    """It did not start."""
+    ABANDONED = "abandoned"
+    """Whoever waited for it went away, or could not wait any longer."""
+    LOST = "lost"
+    """Its machine ended first."""
+
+
 class ExecStream(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -343,6 +359,21 @@ class Usage:
 
     capacity_bytes: int
     reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How much there is of what, now."""
+
+    machines: int
+    points: int
+    point_bytes: int
+    """What holding all instants costs, as admission counts it."""
+    standby: int
+    """Made ahead of forks to come. They are no machines."""
+    execs_running: int
+    execs_ended: Mapping[ExecOutcome, int]
+    """Since this engine began. What is not there did not happen."""
 
 
 class EngineError(ForktreeError):
@@ -666,6 +697,10 @@ class Engine(Protocol):
         ...
 
     def usage(self) -> Usage: ...
+
+    def counts(self) -> Counts:
+        """For whoever watches the node. Costs some microseconds for each machine, and asks none."""
+        ...
 
     async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
         """What a machine takes now; also of one that is paused. Raises `MachineGone`, `DeadlineExceeded`."""

@@ -34,6 +34,9 @@ LOCAL_BOUNDS = Bounds(connections=256, connections_of_a_peer=256)
 """Of one namespace's socket, where all come from one place."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answered = Callable[[str, str, int | None, float], None]
+"""Told of each request once it is over: method, pattern of its path, status, seconds. No status: its caller
+went away."""
 
 REQUESTS_AT_ONCE = 512
 """Each may hold a body of 1 MiB and an exec's output. Existing clients open some 24 connections each."""
@@ -77,7 +80,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(listener: Listener, api: Api, doors: Iterable[Door] = ()) -> AsyncGenerator[Served]:
+async def serving(
+    listener: Listener, api: Api, answered: Answered, doors: Iterable[Door] = ()
+) -> AsyncGenerator[Served]:
     """Serve `api` inside the block, and beside it each of `doors`.
 
     Leaving it gives what is in flight a short grace, and begins nothing new. Raises `OSError` where the
@@ -87,12 +92,12 @@ async def serving(listener: Listener, api: Api, doors: Iterable[Door] = ()) -> A
     listening, ending = await listening_on(listener.host, listener.port), _Ending()
     async with AsyncExitStack() as stack:
         entrance = await stack.enter_async_context(
-            _Edge(ending).around(api.routes(), listening, identity.context, listener.bounds)
+            _Edge(ending, answered).around(api.routes(), listening, identity.context, listener.bounds)
         )
         for door in doors:
             # Each with a bound of its own: a crowd at one does not shut the others.
             await stack.enter_async_context(
-                _Edge(ending).around(door.routes, door.listening, None, door.bounds)
+                _Edge(ending, answered).around(door.routes, door.listening, None, door.bounds)
             )
         log.info("http_serving host=%s port=%d", listener.host, entrance.port)
         yield Served(port=entrance.port, authority=identity.authority, ca_bundle=identity.ca_bundle)
@@ -121,7 +126,8 @@ class _Ending:
 class _Edge:
     """Around every request: an id, a bound on how many run, errors put into words, a log line."""
 
-    def __init__(self, ending: _Ending) -> None:
+    def __init__(self, ending: _Ending, answered: Answered) -> None:
+        self._answered = answered
         self._running = 0
         self._ending = ending
         self._idle = asyncio.Event()
@@ -154,8 +160,10 @@ class _Edge:
         began = request[SEEN] = time.monotonic()
         self._running += 1
         request[LOAD] = Load(self._running, REQUESTS_AT_ONCE, self._ending.end_by is not None)
+        status: int | None = None
         try:
             response = await self._bounded(request, handler)
+            status = response.status
         except asyncio.CancelledError:
             log.info(
                 "request_abandoned id=%s method=%s route=%s", request_id, request.method, _route(request)
@@ -163,10 +171,12 @@ class _Edge:
             raise
         except Exception as err:
             response = _error_response(request, request_id, err)
+            status = response.status
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()  # Only looked at while it drains.
+            self._answered(request.method, _pattern(request), status, time.monotonic() - began)
         log.debug(
             "request_answered id=%s method=%s route=%s status=%d ms=%.1f",
             request_id,
@@ -226,6 +236,11 @@ def _put_into_words(request: web.Request, request_id: str, error: Exception) -> 
         case _:
             log.error("request_crashed id=%s error=%s\n%s", request_id, type(error).__name__, place_of(error))
             return Refusal(Code.INTERNAL, f"something here is broken; the agent's log has it as {request_id}")
+
+
+def _pattern(request: web.Request) -> str:
+    """The same without the two ways in which a namespace can be named."""
+    return _route(request).removeprefix("/ns/{namespace}")
 
 
 def _route(request: web.Request) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -19,6 +19,8 @@ from forktree.models.texts import is_object_name
 ObjectT = TypeVar("ObjectT", bound=ApiObject)
 Propagation = Literal["Background", "Foreground", "Orphan"]
 Subresource = Literal["status"]
+Observer = Callable[[str, str, errors.KubeError | None], None]
+"""Told of each call once it is over: method, path, and what it raised."""
 
 _PAGE_SIZE = 500
 _JSON = "application/json"
@@ -52,13 +54,25 @@ class KubeClient:
     write that ended so may have taken effect.
     """
 
-    def __init__(self, access: ClusterAccess, http: aiohttp.ClientSession, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        access: ClusterAccess,
+        http: aiohttp.ClientSession,
+        timeout_seconds: float,
+        observe: Observer | None = None,
+    ) -> None:
         self._access, self._http, self._timeout_seconds = access, http, timeout_seconds
+        self._observe = observe
 
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls, access: ClusterAccess, *, user_agent: str = "forktree", timeout_seconds: float = 10.0
+        cls,
+        access: ClusterAccess,
+        *,
+        user_agent: str = "forktree",
+        timeout_seconds: float = 10.0,
+        observe: Observer | None = None,
     ) -> AsyncGenerator[KubeClient]:
         """Connections are made as calls need them and closed at the end. Nothing is asked of the server."""
         # Watches stay open, so a bound on connections would let them starve the calls.
@@ -69,7 +83,7 @@ class KubeClient:
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
         ) as http:
-            yield cls(access, http, timeout_seconds)
+            yield cls(access, http, timeout_seconds, observe)
 
     async def get(
         self, model: type[ObjectT], namespace: str | None, name: str, *, deadline: float | None = None
@@ -258,6 +272,30 @@ class KubeClient:
         deadline: float | None = None,
     ) -> bytes:
         """One request of any kind: reviews, leases, nodes. Returns the body of a good answer."""
+        try:
+            content = await self._raw(
+                method, path, body, query=query, content_type=content_type, deadline=deadline
+            )
+        except errors.KubeError as err:
+            self._tell(method, path, err)
+            raise
+        self._tell(method, path, None)
+        return content
+
+    def _tell(self, method: str, path: str, error: errors.KubeError | None) -> None:
+        if self._observe is not None:
+            self._observe(method, path, error)
+
+    async def _raw(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        *,
+        query: Mapping[str, str] | None,
+        content_type: str,
+        deadline: float | None,
+    ) -> bytes:
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout_at(self._deadline(deadline)):

@@ -18,6 +18,7 @@ from forktree_agent.engine.contract import (
     Capability,
     ChildOrder,
     Command,
+    Counts,
     ExecReader,
     ExecResult,
     ExecState,
@@ -448,6 +449,16 @@ class MicroVmEngine:
 
     def usage(self) -> Usage:
         return self._resources.ledger.usage()
+
+    def counts(self) -> Counts:
+        return Counts(
+            machines=len(self._live),
+            points=len(self._points),
+            point_bytes=sum(record.own_bytes for record in self._points.values()),
+            standby=len(self.in_wait()),
+            execs_running=sum(live.vmm.guest.running_execs() for live in self._live.values()),
+            execs_ended=dict(self._resources.vmms.exec_tally),
+        )
 
     async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
         self._running(machine)

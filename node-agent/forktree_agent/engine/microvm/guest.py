@@ -23,13 +23,20 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
+    ExecOutcome,
     ExecResult,
     ExecState,
     MachineGone,
     NotStill,
 )
 from forktree_agent.engine.microvm import guest_frames as frames
-from forktree_agent.engine.microvm.guest_execs import READ_FOR_END_BYTES, Ending, GuestExec
+from forktree_agent.engine.microvm.guest_execs import (
+    READ_FOR_END_BYTES,
+    Ending,
+    ExecTally,
+    GuestExec,
+    outcome_of,
+)
 from forktree_agent.engine.microvm.kept_execs import KeptExecs
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.kept_reading import KeptExec
@@ -79,8 +86,15 @@ class GuestChannel:
     is sent as far as the socket takes it at once.
     """
 
-    def __init__(self, sock: socket.socket, name: str, allowance: Allowance | None = None) -> None:
-        """`name` is the machine's, for messages. `allowance`: for output that is kept, of all machines."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        name: str,
+        allowance: Allowance | None = None,
+        tally: ExecTally | None = None,
+    ) -> None:
+        """`name` is the machine's, for messages. `allowance`: for output that is kept, of all machines;
+        `tally`: of how commands ended, in all machines."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._socket.setblocking(False)
@@ -100,7 +114,8 @@ class GuestChannel:
         self._freezes: dict[str, asyncio.Future[frames.Frozen]] = {}
         self._thaws: dict[str, asyncio.Future[frames.Thawed]] = {}
         self._running: dict[str, GuestExec] = {}
-        self.kept = KeptExecs(name, self, allowance or Allowance(NODE_BYTES))
+        self._tally = ExecTally() if tally is None else tally
+        self.kept = KeptExecs(name, self, allowance or Allowance(NODE_BYTES), self._tally)
         """Commands that are tied to nobody."""
         self._workload_exit: frames.WorkloadExit | None = None
 
@@ -266,11 +281,16 @@ class GuestChannel:
                 running.ended, f"run {command.argv[0]!r}" if command.argv else "run", deadline
             )
         except (DeadlineExceeded, asyncio.CancelledError):
+            self._tally[ExecOutcome.ABANDONED] += 1
             if self._end is None:
                 self.send(frames.Cancel(id=exec_id))
             raise
+        except MachineGone:
+            self._tally[ExecOutcome.LOST] += 1
+            raise
         finally:
             del self._running[exec_id]
+        self._tally[outcome_of(ended)] += 1
         return self._outcome(running, ended)
 
     def new_id(self, command: Command) -> str:
@@ -320,6 +340,10 @@ class GuestChannel:
         states = [known.state() for known in self.kept.all()]
         states += [running.state(exec_id) for exec_id, running in self._running.items()]
         return tuple(sorted(states, key=lambda state: state.id))
+
+    def running_execs(self) -> int:
+        """How many commands run."""
+        return len(self._running) + sum(1 for known in self.kept.all() if not known.ended.done())
 
     async def attach(self, exec_id: str, *, deadline: float) -> ExecResult:
         """The end of a command that somebody waits for, or of a kept one, with what is kept of its output.

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
-from forktree_agent.engine.contract import ExecResult, ExecState
+from forktree_agent.engine.contract import ExecOutcome, ExecResult, ExecState
 from forktree_agent.engine.microvm import guest_frames as frames
 
 READ_FOR_END_BYTES = 64 << 20
 """Of a command of which only the end is kept: what an agent spends seconds on, but not minutes."""
 
 Ending = frames.Exited | frames.ExecFailed
+
+ExecTally = Counter[ExecOutcome]
+"""How the commands of all machines ended."""
+
+
+def outcome_of(ending: Ending) -> ExecOutcome:
+    match ending:
+        case frames.ExecFailed():
+            return ExecOutcome.REFUSED
+        case frames.Exited(timed_out=True):
+            return ExecOutcome.TIMED_OUT
+        case frames.Exited(code=0):
+            return ExecOutcome.OK
+        case frames.Exited():
+            return ExecOutcome.FAILED
 
 
 @dataclass(slots=True)

@@ -20,12 +20,13 @@ from forktree_agent.engine.contract import (
     DeadlineExceeded,
     EngineError,
     ExecNotFound,
+    ExecOutcome,
     ExecReader,
     MachineGone,
     TerminalSize,
 )
 from forktree_agent.engine.microvm import guest_frames as frames
-from forktree_agent.engine.microvm.guest_execs import Ending
+from forktree_agent.engine.microvm.guest_execs import Ending, ExecTally, outcome_of
 from forktree_agent.engine.microvm.kept_output import MACHINE_BYTES, Allowance
 from forktree_agent.engine.microvm.kept_reading import (
     UNREAD_BYTES,
@@ -56,13 +57,14 @@ _T = TypeVar("_T")
 class KeptExecs:
     """All of one machine. Closed to what the guest says of commands that we did not begin, until opened."""
 
-    def __init__(self, name: str, line: Line, node: Allowance) -> None:
+    def __init__(self, name: str, line: Line, node: Allowance, tally: ExecTally) -> None:
         self._loop = asyncio.get_running_loop()
         self._name = name
         self._line = line
         self._execs: dict[str, KeptExec] = {}
         self._ended: dict[str, asyncio.TimerHandle] = {}
         self._node = node
+        self._tally = tally
         self._left = MACHINE_BYTES
         self._open = False
 
@@ -207,6 +209,8 @@ class KeptExecs:
         for timer in self._ended.values():
             timer.cancel()
         for known in self._execs.values():
+            if not known.ended.done():
+                self._tally[ExecOutcome.LOST] += 1
             for future in (known.begun, known.ended, known.replayed):
                 if future is not None and not future.done():
                     future.set_exception(end)
@@ -304,6 +308,7 @@ class KeptExecs:
 
     def _end(self, known: KeptExec, ending: Ending) -> None:
         known.ended.set_result(ending)
+        self._tally[outcome_of(ending)] += 1
         _settle(known.begun, None)
         self._may_go(known)
         self._ended[known.id] = self._loop.call_later(ENDED_SECONDS, self._expire, known.id)

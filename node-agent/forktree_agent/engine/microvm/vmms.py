@@ -15,6 +15,7 @@ from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
 from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
 from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
+from forktree_agent.engine.microvm.guest_execs import ExecTally
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.monitor import Monitor
@@ -123,6 +124,8 @@ class Vmms:
         self._keeper = keeper
         self._tasks = tasks
         self._allowance = Allowance(NODE_BYTES)
+        self.exec_tally = ExecTally()
+        """How commands ended, in all machines."""
         self._counter_khz = counter_khz
         self._vmms: dict[str, Vmm] = {}
         self._uids: set[int] = set()
@@ -319,7 +322,7 @@ class Vmms:
             build=build,
             monitor=Monitor(channels["monitor"], name),
             shim=ShimClient(channels["shim"]),
-            guest=GuestChannel(channels["guest"], name, self._allowance),
+            guest=GuestChannel(channels["guest"], name, self._allowance, self.exec_tally),
             answering=Answering(self._settings.answer_seconds),
             closing=asyncio.Event(),
         )

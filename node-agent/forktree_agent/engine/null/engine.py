@@ -28,6 +28,7 @@ from forktree_agent.engine.contract import (
     ChildOrder,
     Command,
     CommandRefused,
+    Counts,
     ExecNotFound,
     ExecReader,
     ExecResult,
@@ -279,6 +280,16 @@ class NullEngine:
 
     def usage(self) -> Usage:
         return Usage(capacity_bytes=self._capacity_bytes, reserved_bytes=self._reserved_bytes)
+
+    def counts(self) -> Counts:
+        return Counts(
+            machines=len(self._machines),
+            points=len(self._points),
+            point_bytes=0,
+            standby=0,
+            execs_running=0,
+            execs_ended={},
+        )
 
     async def memory(self, machine: MachineId, *, deadline: float) -> MemoryUse:
         if machine not in self._machines:
