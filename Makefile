@@ -42,6 +42,7 @@ generate: setup ## Rewrite generated files from their sources.
 	$(PYTHON) -m forktree_dev.openapi
 	$(PYTHON) -m forktree_dev.sync_client
 	$(PYTHON) -m forktree_dev.container_images dockerfiles
+	$(PYTHON) -m forktree_dev.monitoring
 
 up: setup ## Start a playground that stays, in $STATE. NODE=real: with kubelet, pods and the chart.
 	$(PYTHON) -m forktree_dev.playground up $(if $(NODE),--node=$(NODE))
