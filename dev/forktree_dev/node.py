@@ -5,6 +5,7 @@ Several on one machine are as good as several machines: they share nothing but t
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -72,8 +73,7 @@ class Node:
         self._kubectl = kubectl
         self._cgroup = cgroup
         self._kubeconfig = folder / "agent.kubeconfig"
-        port, metrics_port = ports.free(2)
-        self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+        (port,) = ports.free(1)
         self.url = f"https://127.0.0.1:{port}"
         self.ca_path = machine_dir / "tls" / "ca.crt"
 
@@ -101,7 +101,7 @@ class Node:
             f"--kubeconfig={self._kubeconfig}",
             f"--listen=127.0.0.1:{port}",
             f"--advertise={self.url}",
-            f"--metrics-listen=127.0.0.1:{metrics_port}",
+            "--metrics-listen=127.0.0.1:0",
             f"--memory-limit={sizes.memory_limit_bytes}",
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",
@@ -113,6 +113,11 @@ class Node:
     def socket_path(self, namespace: str) -> Path:
         """Where its sessions can be used without a token."""
         return self.machine_dir / f"{namespace}.sock"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the agent that was started last serves its metrics, once it has said so."""
+        return metrics_url(self.agent)
 
     async def start(self) -> None:
         """Register the node and start its parts; also after `power_off`. They work once it is `ready`."""
@@ -139,3 +144,10 @@ class Node:
         await self.keeper.kill()
         await control_groups.clear(self._cgroup)
         shutil.rmtree(self.machine_dir)
+
+
+def metrics_url(part: Service) -> str:
+    """Where an agent or an operator serves its metrics: at a port that it has found by itself, and logged."""
+    said = re.findall(r"metrics_serving host=(\S+) port=(\d+)", part.log_path.read_text(errors="replace"))
+    host, port = said[-1]
+    return f"http://{host}:{port}/metrics"

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-from forktree_dev import control_groups, ports, provisioning
+from forktree_dev import control_groups, provisioning
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.kubectl import Kubectl
 from forktree_dev.node import STOP_SECONDS, UIDS, Artifacts, Node, Sizes
@@ -124,15 +124,13 @@ class System:
         first = self.nodes[0]
         self.node, self.keeper, self.agent = first.name, first.keeper, first.agent
         self.url, self.ca_path = first.url, first.ca_path
-        (metrics_port,) = ports.free(1)
-        self.operator_metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self.operator = Service(
             "operator",
             [
                 *(sys.executable, "-m", "forktree_operator"),
                 f"--kubeconfig={self._operator_kubeconfig}",
                 f"--namespace={provisioning.SYSTEM_NAMESPACE}",
-                f"--metrics-listen=127.0.0.1:{metrics_port}",
+                "--metrics-listen=127.0.0.1:0",
             ],
             state_dir,
             env=env,

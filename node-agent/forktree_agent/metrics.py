@@ -1,6 +1,6 @@
 """What an agent tells Prometheus: one object, handed to whoever has something to say.
 
-What happens is recorded where it happens, in a microsecond or two. What only is, machines and bytes, is read
+What happens is recorded where it happens, in two or three microseconds. What only is, machines and bytes, is read
 when somebody scrapes.
 """
 

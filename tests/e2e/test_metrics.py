@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.whole import SECONDS, Whole
 from forktree.metrics.table import METRICS, Kind, Program
+from forktree_dev.node import metrics_url
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -52,7 +53,7 @@ async def scraped_when(url: str, there: Callable[[Scrape], bool]) -> Scrape:
 
 
 async def test_sessions_forks_commands_and_pruning_move_what_counts_them(whole: Whole) -> None:
-    agent, operator = whole.node.metrics_url, whole.system.operator_metrics_url
+    agent, operator = whole.node.metrics_url, metrics_url(whole.system.operator)
     before, operator_before = await scraped(agent), await scraped(operator)
 
     await whole.template()

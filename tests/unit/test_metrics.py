@@ -205,9 +205,17 @@ async def test_a_flood_of_scrapes_is_turned_away(monkeypatch: pytest.MonkeyPatch
 async def test_an_address_that_cannot_be_had_is_one_sentence() -> None:
     instruments = OperatorMetrics().instruments
     async with serving_metrics(("127.0.0.1", 0), instruments) as port:
-        with pytest.raises(CannotListen, match=rf"metrics cannot be served at 127\.0\.0\.1:{port}: .+"):
+        with pytest.raises(
+            CannotListen, match=rf"metrics cannot be served at 127\.0\.0\.1:{port}: Address already in use"
+        ):
             async with serving_metrics(("127.0.0.1", port), instruments):
                 pass
+
+
+async def test_a_host_that_nobody_knows_is_one_sentence() -> None:
+    with pytest.raises(CannotListen, match=r"metrics cannot be served at no\.such\.invalid:1: \D+$"):
+        async with serving_metrics(("no.such.invalid", 1), OperatorMetrics().instruments):
+            pass
 
 
 async def test_without_an_address_nothing_is_served() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import ClassVar
@@ -47,7 +48,10 @@ async def serving_metrics(address: tuple[str, int] | None, instruments: Instrume
         try:
             await site.start()
         except OSError as err:
-            raise CannotListen(f"metrics cannot be served at {host}:{port}: {err.strerror or err}") from err
+            # Without the address once more. Those of a name that nobody knows are below zero.
+            number = err.errno or 0
+            why = os.strerror(number) if number > 0 else err.strerror or str(err)
+            raise CannotListen(f"metrics cannot be served at {host}:{port}: {why}") from err
         bound: int = runner.addresses[0][1]
         log.info("metrics_serving host=%s port=%d", host, bound)
         yield bound

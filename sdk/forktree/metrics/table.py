@@ -153,7 +153,8 @@ _REASON: Final = Label(name="reason", values=tuple(Reason), meaning="[reasons](r
 _METHOD: Final = Label(name="method", values=METHODS, meaning="of the request")
 _ROUTE: Final = Label(
     name="route",
-    meaning="pattern of the path, one of [these](http-reference.md#paths) from `/v1` on; else `unknown`",
+    meaning="pattern of the path without `/ns/{namespace}`: one of [these](http-reference.md#paths), or of "
+    "those for [existing clients](existing-clients.md); else `unknown`",
 )
 
 FORK_SECONDS: Final = Metric(
