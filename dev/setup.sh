@@ -84,4 +84,7 @@ fi
 .venv/bin/python -m forktree_dev.cluster_binary >/dev/null
 .venv/bin/python -m forktree_dev.native >/dev/null
 .venv/bin/python -m forktree_dev.images >/dev/null
-[ "${1:-}" != node ] || .venv/bin/python -m forktree_dev.node_programs >/dev/null
+if [ "${1:-}" = node ]; then
+    .venv/bin/python -m forktree_dev.node_programs >/dev/null
+    .venv/bin/python -m forktree_dev.container_images >/dev/null
+fi

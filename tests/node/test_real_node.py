@@ -16,7 +16,8 @@ from forktree_dev.real_node import cluster as clusters
 from forktree_dev.real_node.cluster import RealCluster
 from leftovers import Traces, left_behind
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# A cluster comes up in ten seconds, and in a minute where others are at work.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ASK_WHO_I_AM = f"""

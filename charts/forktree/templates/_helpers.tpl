@@ -3,11 +3,6 @@
 {{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 
-{{- define "forktree.keeperImage" -}}
-{{- $node := .Values.images.node -}}
-{{- printf "%s:%s" $node.repository (coalesce .Values.images.keeper.tag $node.tag .Chart.AppVersion) -}}
-{{- end -}}
-
 {{/* On every object; `component` tells them apart. */}}
 {{- define "forktree.labels" -}}
 app.kubernetes.io/name: forktree
