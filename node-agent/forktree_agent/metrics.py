@@ -1,7 +1,7 @@
 """What an agent tells Prometheus: one object, handed to whoever has something to say.
 
-What happens is recorded where it happens, in two or three microseconds. What only is, machines and bytes, is read
-when somebody scrapes.
+What happens is recorded where it happens, in two or three microseconds. What only is, machines and bytes, is
+read when somebody scrapes.
 """
 
 from __future__ import annotations
