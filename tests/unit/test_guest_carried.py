@@ -116,7 +116,7 @@ async def test_without_a_fork_nothing_unknown_is_kept(ends: Ends) -> None:
 
 async def test_a_guest_that_names_many_and_writes_much_fills_no_memory(ends: Ends) -> None:
     channel, peer = ends
-    await born(channel, peer, runs(*(f"e{number}" for number in range(10 * MAX_RUNNING))))
+    await born(channel, peer, runs(*(f"e{number}" for number in range(5 * MAX_RUNNING))))
     assert len(ids(channel)) == MAX_RUNNING + MAX_ENDED
     some = ids(channel)[: MACHINE_BYTES // STREAM_BYTES + 3]
     chunk = bytes(256 << 10)

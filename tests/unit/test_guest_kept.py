@@ -220,6 +220,7 @@ def test_pieces_of_a_stream_meet_however_they_come() -> None:
     assert (stream.start, stream.whole()) == (6, b"6789abcdefgh")
     stream.add(100, b"new")
     assert (stream.start, stream.whole(), stream.is_cut) == (100, b"new", True)
+    assert stream.trim(1) == 2, "what did not reach what we have goes first"
     assert stream.trim(1) == 1
     assert (stream.start, stream.end, stream.piece(101, 5)) == (101, 103, b"ew")
 

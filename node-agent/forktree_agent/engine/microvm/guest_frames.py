@@ -21,6 +21,10 @@ MAX_REPORT_BYTES = 1 << 20
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _ExitCode = Annotated[int, msgspec.Meta(ge=-1, le=255)]
+_Name = Annotated[str, msgspec.Meta(max_length=128)]
+"""Ours are ids of commands, UUIDs and the like: a guest that makes up longer ones has them dropped."""
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(max_length=1024)]
+"""Our init knows of at most 192 commands."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -186,26 +190,26 @@ class StartFailed(Frame, frozen=True, tag="start_failed"):
 
 
 class Identified(Frame, frozen=True, tag="identified"):
-    generation: str
+    generation: _Name
 
 
 class IdentityFailed(Frame, frozen=True, tag="identity_failed"):
-    generation: str
+    generation: _Name
     message: str
 
 
 class Begun(Frame, frozen=True, tag="begun"):
     """A command with a `flow` has become its program."""
 
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
 
 
 class Output(Frame, frozen=True, tag="output"):
     """`offset`: what its stream had before it."""
 
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
     stream: Stream
     offset: _Count
     data: bytes
@@ -214,8 +218,8 @@ class Output(Frame, frozen=True, tag="output"):
 class StdinTaken(Frame, frozen=True, tag="stdin_taken"):
     """So much of what `Stdin` brought is with the command. Not `open`: it takes no more."""
 
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
     bytes: _Count
     open: bool
 
@@ -223,8 +227,8 @@ class StdinTaken(Frame, frozen=True, tag="stdin_taken"):
 class Replayed(Frame, frozen=True, tag="replayed"):
     """What was kept of a command is told. `stdin_bytes`: what `Stdin` frames have brought it so far."""
 
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
     stdin_bytes: _Count
     stdin_open: bool
 
@@ -232,8 +236,8 @@ class Replayed(Frame, frozen=True, tag="replayed"):
 class Exited(Frame, frozen=True, tag="exit"):
     """`code` is 128 + signal where one killed the process, -1 after a time-out."""
 
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
     code: _ExitCode
     timed_out: bool
     signal: int | None
@@ -241,8 +245,8 @@ class Exited(Frame, frozen=True, tag="exit"):
 
 
 class ExecFailed(Frame, frozen=True, tag="exec_failed"):
-    generation: str
-    id: str
+    generation: _Name
+    id: _Name
     code: RefusalCode
     message: str
 
@@ -250,27 +254,27 @@ class ExecFailed(Frame, frozen=True, tag="exec_failed"):
 class WorkloadExit(Frame, frozen=True, tag="workload_exit"):
     """The template's own command ended."""
 
-    generation: str
+    generation: _Name
     code: _ExitCode
     signal: int | None
 
 
 class Pong(Frame, frozen=True, tag="pong"):
-    nonce: str
+    nonce: _Name
 
 
 class Running(Frame, frozen=True, tag="running"):
     """The commands that run: said before each `Identified`, and when asked. When asked also those of this
     machine that have ended and are remembered; the `Exited` of each follows."""
 
-    generation: str
-    ids: tuple[str, ...]
+    generation: _Name
+    ids: _Names
 
 
 class HttpStatus(Frame, frozen=True, tag="http_status"):
     """Exactly one of `status` and `message`: the server's status code, or why there is none."""
 
-    nonce: str
+    nonce: _Name
     status: int | None
     message: str | None
 
@@ -353,15 +357,17 @@ class LineCutter:
         self._partial = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The lines that `chunk` completes, without newlines; no empty ones. Raises `LineTooLong`."""
+        """The lines that `chunk` completes, without newlines; empty ones too, which also take time to read.
+
+        Raises `LineTooLong`.
+        """
         *complete, rest = chunk.split(b"\n")
         for piece in complete:
             line = bytes(self._partial + piece)
             self._partial.clear()
             if len(line) > MAX_REPORT_BYTES:
                 raise LineTooLong
-            if line:
-                yield line
+            yield line
         self._partial += rest
         if len(self._partial) > MAX_REPORT_BYTES:
             raise LineTooLong

@@ -14,7 +14,10 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+import msgspec
+
 from forktree_agent.engine.contract import (
+    AtCapacity,
     Command,
     CommandRefused,
     DeadlineExceeded,
@@ -46,8 +49,12 @@ TAIL_BYTES = 64 << 10
 """What the guest keeps of each stream's end."""
 INPUT_WINDOW_BYTES = 256 << 10
 """What a command's input may be ahead of the command."""
+UNSENT_INPUT_BYTES = 1 << 20
+"""What may wait to be read by the guest before more input does, whatever the guest says that it has taken."""
 INPUT_PIECE_BYTES = 48 << 10
 """Of one frame: others get their turn in between."""
+EXCUSE_CHARACTERS = 600
+"""Of why a command did not start: somewhat more than is shown."""
 RECALL_SECONDS = 5.0
 """For the guest to tell what it has kept: milliseconds. One that does not is read without that."""
 
@@ -233,6 +240,9 @@ class KeptExecs:
             if room <= 0:
                 await known.changed.heard(float("inf"))
                 continue
+            if self._line.is_behind(UNSENT_INPUT_BYTES):
+                await self._line.taken(UNSENT_INPUT_BYTES)
+                continue
             piece, rest = rest[:room], rest[room:]
             last = end and not rest
             known.stdin_sent += len(piece)
@@ -259,7 +269,7 @@ class KeptExecs:
                 known.end()  # Raises where it never ran.
         except (DeadlineExceeded, asyncio.CancelledError):
             with suppress(MachineGone):
-                self._line.send(frames.Cancel(id=known.id))
+                self._line.cancel(known.id)
             raise
         except EngineError:
             self._remove(known.id)
@@ -271,7 +281,7 @@ class KeptExecs:
         known.readers.discard(reader)
         if known.ended.done():
             self._may_go(known)
-        with suppress(MachineGone):  # Then nobody is there to be told.
+        with suppress(MachineGone, AtCapacity):  # Then nobody is there to be told, or hears of it later.
             known.grant()
 
     def _drop(self, known: KeptExec) -> None:
@@ -280,7 +290,7 @@ class KeptExecs:
             return
         if not known.ended.done():
             with suppress(MachineGone):
-                self._line.send(frames.Cancel(id=known.id))
+                self._line.cancel(known.id)
         self._remove(known.id)
 
     def _may_go(self, known: KeptExec) -> None:
@@ -304,9 +314,13 @@ class KeptExecs:
         room = self._node.claim(min(more, self._left))
         self._left -= room
         if room < more:
-            known.trim(more - room)
+            beyond = known.trim(more - room) - (more - room)
+            self._left += beyond
+            self._node.give_back(beyond)
 
     def _end(self, known: KeptExec, ending: Ending) -> None:
+        if isinstance(ending, frames.ExecFailed):  # Kept for minutes, and as long as the guest likes.
+            ending = msgspec.structs.replace(ending, message=ending.message[:EXCUSE_CHARACTERS])
         known.ended.set_result(ending)
         self._tally[outcome_of(ending)] += 1
         _settle(known.begun, None)

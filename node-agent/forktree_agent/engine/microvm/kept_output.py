@@ -28,7 +28,12 @@ class KeptStream:
         self._older = bytearray()
 
     def __len__(self) -> int:
-        return len(self._data)
+        """All that it takes, also what is told once more and does not reach the piece yet."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def pieces(self) -> tuple[bytearray, bytearray]:
+        return self._older, self._data
 
     @property
     def end(self) -> int:
@@ -56,12 +61,15 @@ class KeptStream:
         return len(new)
 
     def trim(self, count: int) -> int:
-        """Forget so much of what came first. Returns how much that was."""
-        count = min(count, len(self._data))
-        self.is_cut |= count > 0
-        del self._data[:count]  # Cheap: a bytearray only moves its beginning.
-        self.start += count
-        return count
+        """Forget so much of what came first, or a little more. Returns how much that was."""
+        older = 0
+        if count > 0:
+            older, self._older = len(self._older), bytearray()
+        newer = min(max(0, count - older), len(self._data))
+        self.is_cut |= newer > 0
+        del self._data[:newer]  # Cheap: a bytearray only moves its beginning.
+        self.start += newer
+        return older + newer
 
     def _add_older(self, offset: int, data: bytes) -> None:
         """The guest tells its own rest once more, in order: it counts once it reaches what we have."""

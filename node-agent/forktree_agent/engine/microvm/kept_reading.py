@@ -35,6 +35,12 @@ class Line(Protocol):
 
     def send(self, request: frames.Request) -> None: ...
 
+    def cancel(self, exec_id: str) -> None: ...
+
+    def is_behind(self, more_than_bytes: int) -> bool: ...
+
+    async def taken(self, but_for_bytes: int) -> None: ...
+
     def start(self, exec_id: str, command: Command, generation: str, flow: frames.Flow | None) -> None: ...
 
     async def wait(self, future: asyncio.Future[_T], what: str, deadline: float) -> _T: ...
@@ -107,10 +113,12 @@ class KeptExec:
         stream.trim(max(0, len(stream) - STREAM_BYTES))
         return self.kept_bytes - before
 
-    def trim(self, count: int) -> None:
-        """Forget so much, of the longer stream first."""
+    def trim(self, count: int) -> int:
+        """Forget so much, or a little more, of the longer stream first. Returns how much that was."""
+        trimmed = 0
         for stream in sorted(self.streams.values(), key=len, reverse=True):
-            count -= stream.trim(count)
+            trimmed += stream.trim(count - trimmed)
+        return trimmed
 
     def drop_output(self) -> int:
         return sum(stream.trim(len(stream)) for stream in self.streams.values())
@@ -124,8 +132,8 @@ class KeptExec:
         granted = max(0, self._received + (WINDOW_BYTES if waits else UNREAD_BYTES) - ahead)
         before, waited = self.granted
         if waits != waited or (waits and abs(granted - before) >= WINDOW_BYTES // 2):
-            self.granted = (granted, waits)
             self._line.send(frames.Grant(id=self.id, granted=granted, waits=waits))
+            self.granted = (granted, waits)
 
     def end(self) -> ExecEnd:
         """How it ended. It has. Raises what `ExecReader.next` does."""
