@@ -82,10 +82,18 @@ def lock() -> None:
 def wanted_requirements() -> list[Requirement]:
     """What `pyproject.toml` asks for, of operator and agent together."""
     project: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    texts = [*project["dependencies"]]
+    found: list[Requirement] = []
+    named = [*map(Requirement, project["dependencies"])]
     for extra in EXTRAS:
-        texts += project["optional-dependencies"][extra]
-    return [Requirement(text) for text in texts]
+        named += map(Requirement, project["optional-dependencies"][extra])
+    for each in named:
+        if canonicalize_name(each.name) == project["name"]:  # One extra may name another.
+            named += (
+                Requirement(text) for extra in each.extras for text in project["optional-dependencies"][extra]
+            )
+        else:
+            found.append(each)
+    return found
 
 
 def unmet() -> list[str]:
