@@ -164,6 +164,18 @@ async def test_an_agent_that_takes_over_asks_what_runs(ends: Ends) -> None:
     assert (await attached(channel, peer, "a")).stdout == b"x"
 
 
+async def test_who_asks_before_the_guest_has_told_an_agent_that_takes_over_waits_for_that(ends: Ends) -> None:
+    channel, peer = ends
+    channel.take_over()
+    early = asyncio.create_task(attached(channel, peer, "a"), name="early")
+    wrong = asyncio.create_task(channel.attach("b", deadline=soon()), name="wrong")
+    assert (await peer.request())["type"] == "list"
+    await peer.send(runs("a"), output("a", b"x"), exited("a"))
+    assert (await early).stdout == b"x"
+    with pytest.raises(ExecNotFound):
+        await wrong
+
+
 async def test_the_end_of_the_machine_ends_the_wait(ends: Ends) -> None:
     channel, peer = ends
     await born(channel, peer, runs("a"))

@@ -379,13 +379,13 @@ class GuestChannel:
         """
         known: GuestExec | KeptExec | None = self._running.get(exec_id)
         if known is None:
-            known = self.kept.of(exec_id)
+            known = await self.kept.find(exec_id, deadline=deadline)
             await self.kept.recall(known, deadline=deadline)
         return self._outcome(known, await self.wait(known.ended, f"end command {exec_id}", deadline))
 
     async def kill(self, exec_id: str, *, deadline: float) -> bool:
         """Kill a command and wait for its end. False: it had ended before. Raises as `attach` does."""
-        known = self._running.get(exec_id) or self.kept.of(exec_id)
+        known = self._running.get(exec_id) or await self.kept.find(exec_id, deadline=deadline)
         if known.ended.done():
             return False
         self.cancel(exec_id)

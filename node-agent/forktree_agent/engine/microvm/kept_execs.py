@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -73,7 +73,8 @@ class KeptExecs:
         self._node = node
         self._tally = tally
         self._left = MACHINE_BYTES
-        self._open = False
+        self._told: asyncio.Future[None] | None = None
+        """Set once the guest has said which commands there are; None where it was not asked."""
 
     # Asked by others -----------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class KeptExecs:
         self, exec_id: str, *, stdout_offset: int, stderr_offset: int, deadline: float
     ) -> AsyncGenerator[ExecReader]:
         """Read one that began before."""
-        known = self.of(exec_id)
+        known = await self.find(exec_id, deadline=deadline)
         await self.recall(known, deadline=deadline)
         reader = Reader(known, stdout_offset, stderr_offset)
         known.readers.add(reader)
@@ -114,7 +115,7 @@ class KeptExecs:
 
     async def write(self, exec_id: str, data: bytes, *, end: bool, deadline: float) -> None:
         """Give it input, as fast as it takes that."""
-        known = self.of(exec_id)
+        known = await self.find(exec_id, deadline=deadline)
         await self.recall(known, deadline=deadline)
         try:
             async with asyncio.timeout_at(deadline), known.stdin_turn:
@@ -139,6 +140,14 @@ class KeptExecs:
             await self._line.wait(known.replayed, "tell what it has kept", soon)
         except DeadlineExceeded:
             return  # What it sends from now on is read all the same.
+
+    async def find(self, exec_id: str, *, deadline: float) -> KeptExec:
+        """The command of this id, also just after another agent's: the guest is about to tell of those."""
+        if exec_id not in self._execs and self._told is not None:
+            soon = min(deadline, self._loop.time() + RECALL_SECONDS)
+            with suppress(DeadlineExceeded):  # It says nothing, so it has none.
+                await self._line.wait(self._told, "tell which commands it has", soon)
+        return self.of(exec_id)
 
     def of(self, exec_id: str) -> KeptExec:
         known = self._execs.get(exec_id)
@@ -168,24 +177,25 @@ class KeptExecs:
         Also under another generation than the channel's: it was read from the command before the guest took
         on its identity, and nobody else is going to have it.
         """
-        self._open = True
+        if self._told is None or self._told.done():
+            self._told = self._loop.create_future()
 
     def confirm(self, ids: Iterable[str]) -> None:
         """The guest says which commands there are. Those that it spoke of and that neither run nor ended, do
         not exist."""
-        if not self._open:
+        if self._told is None or self._told.done():
             return
-        self._open = False
         there = set(ids)
         for known in [each for each in self._execs.values() if each.is_carried and not each.ended.done()]:
             if known.id not in there:
                 self._remove(known.id)
         for exec_id in sorted(there):
             self._entry(exec_id, create=True)
+        self._told.set_result(None)
 
     def take(self, report: frames.Begun | frames.Output | frames.StdinTaken | Ending) -> None:
         """What the guest tells of a command that nobody waits for with `exec`."""
-        known = self._entry(report.id, create=self._open and isinstance(report, frames.Output | Ending))
+        known = self._entry(report.id, create=self._listens and isinstance(report, frames.Output | Ending))
         if known is None or known.generation not in {None, report.generation}:
             return
         recalls = known.replayed is not None and not known.replayed.done()
@@ -213,19 +223,22 @@ class KeptExecs:
 
     def close(self, end: MachineGone) -> None:
         """The channel is gone."""
+        _fail(self._told, end)
         for timer in self._ended.values():
             timer.cancel()
         for known in self._execs.values():
             if not known.ended.done():
                 self._tally[ExecOutcome.LOST] += 1
             for future in (known.begun, known.ended, known.replayed):
-                if future is not None and not future.done():
-                    future.set_exception(end)
-                    future.exception()  # Counts as retrieved: nobody has to wait for it.
+                _fail(future, end)
             self._node.in_use(known)
             self._node.give_back(known.kept_bytes)
             known.changed.ring()
         self._execs.clear()
+
+    @property
+    def _listens(self) -> bool:
+        return self._told is not None and not self._told.done()
 
     # Inside --------------------------------------------------------------------------------------------
 
@@ -349,6 +362,12 @@ class KeptExecs:
         if known is None and create and len(self._execs) < MAX_RUNNING + MAX_ENDED:
             known = self._execs[exec_id] = KeptExec(exec_id, None, self._line)
         return known
+
+
+def _fail(future: asyncio.Future[Any] | None, end: MachineGone) -> None:
+    if future is not None and not future.done():
+        future.set_exception(end)
+        future.exception()  # Counts as retrieved: nobody has to wait for it.
 
 
 def _settle(future: asyncio.Future[_T], value: _T) -> None:
