@@ -217,6 +217,18 @@ class ControlRig:
             assert asyncio.get_running_loop().time() < deadline, what()
             await asyncio.sleep(0.02)
 
+    async def measured(self, series: str, value: float) -> None:
+        """Wait until control says so much of what Prometheus calls `series`."""
+        assert self.control is not None
+        instruments = self.control.world.metrics.instruments
+
+        def said() -> list[str]:
+            instruments.read()
+            name, lines = series.partition("{")[0], instruments.text().decode().splitlines()
+            return [line for line in lines if line.startswith(name)]
+
+        await self.eventually(lambda: f"{series} {float(value)}" in said(), said)
+
     async def machines(self, count: int) -> None:
         """Wait until exactly so many machines run."""
         await self.eventually(lambda: len(self.host.machines) == count, lambda: self.host.machines)

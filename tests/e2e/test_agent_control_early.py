@@ -481,6 +481,9 @@ async def test_limits_hold_at_once(rig: ControlRig) -> None:
     full = await fork(rig, "root", "full")
     assert isinstance(full, Refused)
     assert full.reason is Reason.AT_CAPACITY
+    await rig.measured('forktree_at_capacity_refusals_total{road="early"}', 1)
+    for reason in (Reason.LIVE_LIMIT, Reason.DEPTH_LIMIT, Reason.AT_CAPACITY):
+        await rig.measured(f'forktree_fork_failures_total{{reason="{reason}"}}', 1)
     await rig.machines(1)
     await no_fork(rig, "many")
     await no_fork(rig, "full")

@@ -124,6 +124,7 @@ async def test_a_fork_that_finds_no_room_for_long_fails(rig: ControlRig) -> None
     await rig.branched("split", ForkSpec(source=ForkSource(session=SourceRef(name="one")), timeout_seconds=1))
     failed = await rig.until(Fork, "split", lambda each: each.status.phase.terminal)
     assert failed.status.reason is Reason.AT_CAPACITY
+    await rig.measured('forktree_fork_failures_total{reason="AtCapacity"}', 1)
 
 
 async def test_a_child_whose_name_is_taken_fails_alone(rig: ControlRig) -> None:

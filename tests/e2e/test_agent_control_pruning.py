@@ -227,6 +227,8 @@ async def test_a_machine_of_no_object_goes_with_the_next_sweep(rig: ControlRig) 
     rig.control.world.sweep_wanted.set()
     await rig.machines(1)
     assert list(rig.host.machines.values()) == [root]
+    await rig.measured('forktree_swept_total{what="machine"}', 2)
+    await rig.measured('forktree_swept_total{what="vanished"}', 0)
 
 
 async def test_a_child_whose_object_is_written_during_a_sweep_keeps_its_machine(rig: ControlRig) -> None:

@@ -156,6 +156,7 @@ async def test_a_machine_that_ends_by_itself_fails_its_session_and_says_how(rig:
     failed = await rig.until(Session, child.metadata.name, lambda each: each.status.phase.terminal)
     assert failed.status.reason is Reason.MACHINE_LOST
     assert "SIGKILL" in (failed.status.message or "")
+    await rig.measured("forktree_machines_lost_total", 1)
     assert failed.status.vm_generation_id == child.status.vm_generation_id
     fork = await rig.until(Fork, "split", lambda each: each.status.ready_replicas == 0)
     assert fork.status.phase is ForkPhase.COMPLETE
