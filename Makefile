@@ -5,7 +5,7 @@ CARGO := cargo
 export CARGO_TARGET_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/target/$(firstword $(shell echo '$(CURDIR)' | sha256sum))
 NATIVE := node-agent/native/Cargo.toml
 
-.PHONY: demo test test-slow test-node bench check generate up down setup
+.PHONY: demo test test-slow test-node fuzz bench check generate up down setup
 .DEFAULT_GOAL := demo
 
 demo: setup ## A tree of live forks, shown and taken down again. OUT=DIR writes demo.json there.
@@ -21,6 +21,13 @@ test-slow: setup ## Tests that take minutes, or images of their own: left out by
 test-node: NODE = real
 test-node: setup ## Tests on a real node: kubelet, containerd, the chart. Left out by `make test`.
 	$(PYTHON) -m pytest -m node $(ARGS)
+
+fuzz: setup ## Fuzzers of all that strangers may send, SECONDS (60) each. What broke lies in ~/.cache/forktree/fuzz.
+	@for target in guest bodies tools; do \
+		found=$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forktree/fuzz/$$target; mkdir -p $$found/new; \
+		PYTHONPATH=tests $(PYTHON) -m fuzz $$target -max_total_time=$(or $(SECONDS),60) -timeout=60 \
+			-artifact_prefix=$$found/ $$found/new tests/fuzz/corpus/$$target || exit 1; \
+	done
 
 bench: setup ## Benchmarks. SUITE=engine,tree,search,control-plane,soak; OUT=DIR for results; QUICK=1 for a try.
 	@$(PYTHON) -c 'import matplotlib' 2>/dev/null || { echo 'setup: installing what draws plots'; \

@@ -274,6 +274,11 @@ def rights(namespace: str, account: str) -> dict[str, object]:
         },
         {"apiGroups": ["forktree.dev"], "resources": ["sessions/exec", "sessions/fork"], "verbs": ["create"]},
         {"apiGroups": ["forktree.dev"], "resources": ["sessions/exec"], "verbs": ["get"]},
+        {
+            "apiGroups": ["forktree.dev"],
+            "resources": ["sessions/files"],
+            "verbs": ["create", "get", "delete"],
+        },
     ]
     metadata = {"name": f"{account}-all", "namespace": namespace}
     objects: list[dict[str, object]] = [

@@ -454,6 +454,35 @@ async def test_a_heartbeat_is_a_lease_that_the_root_names(stage: Stage) -> None:
     assert second["spec"]["renewTime"] > first["spec"]["renewTime"]
 
 
+async def test_who_may_change_one_session_sets_no_end_to_its_whole_tree(stage: Stage) -> None:
+    await grown(stage)
+    kubectl, metadata = stage.plane.kubectl, {"name": "one", "namespace": stage.namespace}
+    await kubectl.run("create", "serviceaccount", "one", f"--namespace={stage.namespace}")
+    rule = {
+        "apiGroups": ["forktree.dev"],
+        "resources": ["sessions"],
+        "resourceNames": ["two-0"],
+        "verbs": ["get", "patch"],
+    }
+    group = "rbac.authorization.k8s.io"
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]}
+    bound = {
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "one"},
+        "subjects": [{"kind": "ServiceAccount", "name": "one", "namespace": stage.namespace}],
+    }
+    await kubectl.apply(role)
+    await kubectl.apply({"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": metadata, **bound})
+    token = await provisioning.user_token(kubectl, "one", namespace=stage.namespace)
+    async with asyncio.timeout(SECONDS):  # The API server's own authorizer follows its watch.
+        while (await stage.ask("GET", "/sessions/two-0", token=token))[0] != 200:
+            pass
+    ends_soon = {"ttl_seconds": 5}
+    status, body = await stage.ask("POST", "/sessions/two-0/heartbeat", ends_soon, token=token)
+    assert (status, body["code"]) == (403, "forbidden")
+    root = await stage.admin.get(Session, stage.namespace, "root")
+    assert HEARTBEAT_ANNOTATION not in root.metadata.annotations
+
+
 async def test_a_lease_that_is_somebody_elses_is_left_alone(stage: Stage) -> None:
     await stage.session("root")
     lease = {

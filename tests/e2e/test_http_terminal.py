@@ -12,7 +12,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from e2e.http_stage import rights
 from e2e.whole import SECONDS, Whole
+from forktree_agent.http.sockets import MAX_MESSAGE_BYTES
+from forktree_dev.provisioning import user_token
+from forktree_dev.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -113,3 +117,29 @@ async def test_what_is_wrong_is_told_over_the_socket_or_before_it(whole: Whole) 
         url = f"{whole.node.url}/ns/{whole.namespace}/v1/sessions/work/terminal"
         await whole.http.ws_connect(url, headers={"Authorization": "Bearer nobody"})
     assert unknown.value.status == 401
+
+
+async def test_a_terminal_ends_with_the_right_to_it(whole: Whole, system: System) -> None:
+    kubectl = system.kubectl
+    await kubectl.apply(rights(whole.namespace, "guest"))
+    headers = {"Authorization": f"Bearer {await user_token(kubectl, 'guest', namespace=whole.namespace)}"}
+    async with asyncio.timeout(SECONDS):  # The API server's own authorizer follows its watch.
+        while True:
+            async with whole.http.get(f"{whole.node.url}/v1/sessions", headers=headers) as answer:
+                if answer.status == 200:
+                    break
+    url = f"{whole.node.url}/v1/sessions/work/terminal?argv=cat"
+    async with whole.http.ws_connect(url, headers=headers) as socket:
+        shell = Terminal(socket)
+        await shell.type("here\n")
+        await shell.read(until=b"here\r\nhere\r\n")
+        await kubectl.run("delete", "rolebinding", "guest-all", f"--namespace={whole.namespace}")
+        await shell.read()
+    assert shell.told[-1]["code"] == "forbidden"
+
+
+async def test_a_message_that_is_too_long_ends_it(whole: Whole) -> None:
+    async with terminal(whole, query="argv=cat") as shell:
+        await shell.socket.send_bytes(bytes(MAX_MESSAGE_BYTES + 1))
+        await shell.read()
+        assert shell.socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG

@@ -53,10 +53,10 @@ async def raw(request: web.Request) -> bytes:
     except web.RequestPayloadError as err:
         sentence = "the body does not end as its Content-Length or its chunks say"
         raise Refusal(Code.BAD_REQUEST, sentence) from err
-    return sent if encoding in _PLAIN else _unpacked(sent, encoding)
+    return sent if encoding in _PLAIN else unpacked(sent, encoding)
 
 
-def _unpacked(packed: bytes, encoding: str) -> bytes:
+def unpacked(packed: bytes, encoding: str) -> bytes:
     """Never more than the limit is unpacked, however small it was packed."""
     window = 31 if encoding == "gzip" else 15
     if encoding == "deflate" and packed and packed[0] & 0x0F != 8:

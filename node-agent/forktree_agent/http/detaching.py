@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
@@ -22,8 +23,12 @@ from forktree.wire_exec import (
 )
 from forktree_agent.control.facade import Facade
 from forktree_agent.engine.contract import ExecChunk, ExecEnd, ExecReader, ExecState
+from forktree_agent.http.allowing import while_allowed
 from forktree_agent.http.executing import MARGIN_SECONDS, command_of, running
 from forktree_agent.http.streaming import Pieces, lines
+
+Still = Callable[[], Awaitable[None]]
+"""Returns if the caller still may. Raises `Refusal`."""
 
 ALIVE_SECONDS = 8.0
 """Ten are promised."""
@@ -48,12 +53,19 @@ async def detach(
 
 
 async def stream(
-    facade: Facade, session: Session, request: Exec, asked: web.Request, *, start_by: float, request_id: str
+    facade: Facade,
+    session: Session,
+    request: Exec,
+    asked: web.Request,
+    *,
+    start_by: float,
+    request_id: str,
+    still: Still,
 ) -> web.StreamResponse:
     """Start a command, and answer with what it writes. Raises like `detach`, before that answer begins."""
     session = await running(facade, session, start_by)
     command = command_of(facade, session, request, request_id)
-    return await _told(asked, facade.streaming(session, command, deadline=start_by + MARGIN_SECONDS))
+    return await _told(asked, facade.streaming(session, command, deadline=start_by + MARGIN_SECONDS), still)
 
 
 async def stream_again(
@@ -65,16 +77,19 @@ async def stream_again(
     stdout_offset: int,
     stderr_offset: int,
     start_by: float,
+    still: Still,
 ) -> web.StreamResponse:
     """Answer with what a command of another call writes. Raises like `detach`, before that answer begins."""
     session = await running(facade, session, start_by)
     found = facade.reading(
         session, exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, deadline=start_by
     )
-    return await _told(asked, found)
+    return await _told(asked, found, still)
 
 
-async def _told(asked: web.Request, reading: AbstractAsyncContextManager[ExecReader]) -> web.StreamResponse:
+async def _told(
+    asked: web.Request, reading: AbstractAsyncContextManager[ExecReader], still: Still
+) -> web.StreamResponse:
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -92,8 +107,12 @@ async def _told(asked: web.Request, reading: AbstractAsyncContextManager[ExecRea
                 case ExecEnd() as end:
                     return await pieces.line(_end(reader.id, end, (loop.time() - began) * 1000))
 
+    async def tell_if_allowed(pieces: Pieces) -> None:
+        async with while_allowed(still):
+            await tell(pieces)
+
     async with reading as reader:
-        return await lines(asked, tell)
+        return await lines(asked, tell_if_allowed)
 
 
 def _end(exec_id: str, end: ExecEnd, took_ms: float) -> StreamEnd:

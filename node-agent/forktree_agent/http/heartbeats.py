@@ -36,6 +36,8 @@ async def hear(asked: Asked, session: Session, ttl_seconds: int) -> HeartbeatHea
     if root is None:
         sentence = f"the root of the tree of session {session.metadata.name} is gone or not known yet"
         raise Refusal(Code.NOT_READY, sentence)
+    # Whoever may change one session only must not set the end of all that are beside and above it.
+    await asked.permit("patch", "sessions", root.metadata.name)
     lease = f"{root.metadata.name}-heartbeat"
     named = root.metadata.annotations.get(HEARTBEAT_ANNOTATION)
     if named not in {None, lease}:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -65,7 +65,7 @@ class Readable(msgspec.Struct, frozen=True):
     """What a tool tells of a file before its bytes."""
 
     mode: int
-    bytes: int | None = None
+    bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """None: to its end, wherever that is."""
 
 

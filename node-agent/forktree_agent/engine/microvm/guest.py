@@ -353,6 +353,11 @@ class GuestChannel:
         """What waits to be read by the guest."""
         return self._unsent_bytes
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether not all that was read of the guest is dealt with yet."""
+        return self._resting is not None
+
     def is_behind(self, more_than_bytes: int) -> bool:
         """Whether more than so much waits to be read by the guest. Nothing waits for one that is gone."""
         return self._unsent_bytes > more_than_bytes
@@ -534,7 +539,7 @@ class GuestChannel:
                 elif _is_open(running, report):
                     _settle(running.ended, report)
             case frames.Running():
-                self.kept.confirm(report.ids)
+                self.kept.confirm(each for each in report.ids if each not in self._running)
             case frames.Frozen():
                 _settle(self._freezes.get(report.nonce), report)
             case frames.Thawed():

@@ -19,12 +19,12 @@ class KeptStream:
     """What is kept of one stream: one piece of it, its end."""
 
     def __init__(self) -> None:
-        self.start = 0
+        self.start: int = 0
         """What the stream had before the piece."""
         self.is_cut = False
         """Something was here, or should have been, and is not kept."""
         self._data = bytearray()
-        self._older_start = 0
+        self._older_start: int = 0
         self._older = bytearray()
 
     def __len__(self) -> int:

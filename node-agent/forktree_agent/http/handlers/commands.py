@@ -41,7 +41,13 @@ async def _exec(asked: Asked) -> web.StreamResponse:
         if node := locating.other_node(asked.facade, session):
             return await asked.relay(node, "exec", begin_by=start_by + executing.MARGIN_SECONDS)
         return await detaching.stream(
-            asked.facade, session, wanted, asked.request, start_by=start_by, request_id=request_id
+            asked.facade,
+            session,
+            wanted,
+            asked.request,
+            start_by=start_by,
+            request_id=request_id,
+            still=asked.still_may,
         )
     if wanted.detach:
         if node := locating.other_node(asked.facade, session):
@@ -83,6 +89,7 @@ async def _attach(asked: Asked) -> web.StreamResponse:
             stdout_offset=stdout,
             stderr_offset=stderr,
             start_by=start_by,
+            still=asked.still_may,
         )
     if node := locating.other_node(asked.facade, session):
         what = f"execs/{exec_id}?wait_seconds={wait_seconds}"

@@ -23,6 +23,7 @@ from forktree.wire_files import (
     TarUnpacked,
 )
 from forktree_agent.http import bodies, executing, locating, streaming, transferring
+from forktree_agent.http.allowing import while_allowed
 from forktree_agent.http.requests import REQUEST_ID
 from forktree_agent.http.streaming import Pieces
 from forktree_agent.http.table import Asked, Raw, Right, Route
@@ -45,12 +46,13 @@ async def _read(asked: Asked) -> web.StreamResponse:
 
         async def tell(pieces: Pieces) -> None:
             left = found.bytes
-            async for data in tool.content():
-                if left is not None:
-                    left -= len(data)
-                    if left < 0:
-                        raise ConnectionError("the session's file tool sent more than it said")
-                await pieces.send(data)
+            async with while_allowed(asked.still_may):
+                async for data in tool.content():
+                    if left is not None:
+                        left -= len(data)
+                        if left < 0:
+                            raise ConnectionError("the session's file tool sent more than it said")
+                    await pieces.send(data)
             if left:
                 raise ConnectionError("the session's file tool sent less than it said")
 
@@ -63,7 +65,8 @@ async def _write(asked: Asked) -> web.StreamResponse:
     if node := locating.other_node(asked.facade, session):
         wanted = {"path": query.path} | ({"mode": query.mode} if query.mode else {})
         return await _relay(asked, node, "files", wanted, received)
-    async with _tool(asked, session, start_by, "write", query.path, query.mode) as tool:
+    tool_for_it = _tool(asked, session, start_by, "write", query.path, query.mode)
+    async with while_allowed(asked.still_may), tool_for_it as tool:
         await tool.take(received.pieces())
         await tool.told(Written)
     return await bodies.answer(FileWritten(path=query.path, bytes=received.bytes, sha256=received.sha256))
@@ -101,8 +104,9 @@ async def _pack(asked: Asked) -> web.StreamResponse:
         await tool.told(bool)
 
         async def tell(pieces: Pieces) -> None:
-            async for data in tool.content():
-                await pieces.send(data)
+            async with while_allowed(asked.still_may):
+                async for data in tool.content():
+                    await pieces.send(data)
 
         return await streaming.pieces(asked.request, tell, {"Content-Type": TAR.content_type})
 
@@ -112,7 +116,8 @@ async def _unpack(asked: Asked) -> web.StreamResponse:
     session, start_by = await _placed(asked)
     if node := locating.other_node(asked.facade, session):
         return await _relay(asked, node, "tar", {"path": query.path}, received)
-    async with _tool(asked, session, start_by, "unpack", query.path) as tool:
+    tool_for_it = _tool(asked, session, start_by, "unpack", query.path)
+    async with while_allowed(asked.still_may), tool_for_it as tool:
         await tool.take(received.pieces())
         unpacked = await tool.told(Unpacked)
     body = TarUnpacked(path=query.path, entries=unpacked.entries, bytes=received.bytes)

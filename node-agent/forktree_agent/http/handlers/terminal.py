@@ -24,6 +24,7 @@ from forktree_agent.engine.contract import (
     TerminalSize,
 )
 from forktree_agent.http import bodies, executing, locating, sockets, streaming
+from forktree_agent.http.allowing import while_allowed
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.requests import REQUEST_ID
 from forktree_agent.http.table import Asked, Right, Route
@@ -71,7 +72,8 @@ async def _serve(asked: Asked, query: TerminalQuery, socket: web.WebSocketRespon
     async with await _opened(asked, session, query, start_by) as reader:
         try:
             await _tell(socket, StreamStarted(id=reader.id))
-            await sockets.first_of(_down(reader, socket), _up(asked, session, reader.id, socket))
+            async with while_allowed(asked.still_may):
+                await sockets.first_of(_down(reader, socket), _up(asked, session, reader.id, socket))
         finally:
             if query.id is None:
                 await _hang_up(asked, session, reader.id)
