@@ -126,6 +126,7 @@ pub fn unpack(path: &Path, mut archive: Sent<impl Read + AsRawFd>) -> Result<Unp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::os::unix::fs::symlink;
 
     struct Folder(PathBuf);
@@ -210,5 +211,147 @@ mod tests {
         let to = Folder::new("noise");
         assert_eq!(unpack(&to.0, sent(&[b'x'; 2000], true)).expect_err("refused").why, Why::Invalid);
         assert_eq!(unpack(&to.0, sent(b"", true)).expect("an empty one").entries, 0);
+    }
+
+    /// An entry as an attacker writes it: nothing of it need be true.
+    fn entry(name: &[u8], kind: tar::EntryType, link: &[u8], size: u64, content: &[u8]) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        let fields = header.as_gnu_mut().expect("gnu");
+        fields.name[..name.len().min(100)].copy_from_slice(&name[..name.len().min(100)]);
+        fields.linkname[..link.len().min(100)].copy_from_slice(&link[..link.len().min(100)]);
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_size(size);
+        header.set_cksum();
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend(content);
+        bytes.resize((bytes.len() + 511) / 512 * 512, 0);
+        bytes
+    }
+
+    /// All that lies in a folder, with what links lead to left out.
+    fn all_in(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+        let (mut found, mut waiting) = (Vec::new(), vec![folder.to_owned()]);
+        while let Some(path) = waiting.pop() {
+            let kind = fs::symlink_metadata(&path).expect("there").file_type();
+            if kind.is_dir() {
+                waiting.extend(fs::read_dir(&path).expect("read").map(|each| each.expect("there").path()));
+                found.push((path, Vec::new()));
+            } else {
+                let content = if kind.is_file() { fs::read(&path).expect("read") } else { Vec::new() };
+                found.push((path, content));
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn links_lead_nothing_out_of_the_folder() {
+        let to = Folder::new("links");
+        let (outside, inside) = (to.0.join("outside"), to.0.join("in"));
+        fs::create_dir_all(&outside).expect("made");
+        fs::write(outside.join("secret"), "mine").expect("written");
+        let before = all_in(&outside);
+        let way = outside.to_string_lossy().into_owned();
+        let file = tar::EntryType::Regular;
+        let tricks = [
+            [entry(b"way", tar::EntryType::Symlink, way.as_bytes(), 0, b""), entry(b"way/new", file, b"", 1, b"x")],
+            [entry(b"way", tar::EntryType::Symlink, b"../outside", 0, b""), entry(b"way/secret", file, b"", 1, b"x")],
+            [entry(b"a", tar::EntryType::Link, b"../outside/secret", 0, b""), entry(b"a", file, b"", 1, b"x")],
+            [
+                entry(b"a", tar::EntryType::Link, format!("{way}/secret").as_bytes(), 0, b""),
+                entry(b"a", file, b"", 1, b"x"),
+            ],
+            [
+                entry(b"s", tar::EntryType::Symlink, format!("{way}/secret").as_bytes(), 0, b""),
+                entry(b"s", file, b"", 1, b"x"),
+            ],
+            [
+                entry(b"way", tar::EntryType::Symlink, way.as_bytes(), 0, b""),
+                entry(b"way", tar::EntryType::Directory, b"", 0, b""),
+            ],
+            [entry(b"/../outside/new", file, b"", 1, b"x"), entry(b"./../outside/new", file, b"", 1, b"x")],
+        ];
+        for (number, trick) in tricks.iter().enumerate() {
+            let _ = fs::remove_dir_all(&inside);
+            let _ = unpack(&inside, sent(&trick.concat(), true));
+            assert_eq!(all_in(&outside), before, "trick {number}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_is_a_lie_makes_nothing_large() {
+        let to = Folder::new("sizes");
+        for size in [1_u64 << 33, 1 << 60, u64::MAX] {
+            let archive = entry(b"big", tar::EntryType::Regular, b"", size, b"x");
+            let failed = unpack(&to.0.join("in"), sent(&archive, true)).expect_err("cut");
+            assert_eq!(failed.why, Why::Invalid, "{}", failed.message);
+        }
+    }
+
+    fn kinds() -> impl Strategy<Value = tar::EntryType> {
+        prop_oneof![
+            Just(tar::EntryType::Regular),
+            Just(tar::EntryType::Directory),
+            Just(tar::EntryType::Symlink),
+            Just(tar::EntryType::Link),
+            Just(tar::EntryType::Fifo),
+            Just(tar::EntryType::GNULongName),
+            Just(tar::EntryType::GNULongLink),
+            Just(tar::EntryType::XHeader),
+            Just(tar::EntryType::GNUSparse),
+            any::<u8>()
+                .prop_filter("no devices: tests run as root", |kind| !(b'3'..=b'4').contains(kind))
+                .prop_map(tar::EntryType::new),
+        ]
+    }
+
+    fn names() -> impl Strategy<Value = String> {
+        let part = prop_oneof![
+            Just("a"),
+            Just("b"),
+            Just(".."),
+            Just("."),
+            Just(""),
+            Just("way"),
+            Just("outside"),
+            Just("secret"),
+            Just("nul\0x")
+        ];
+        proptest::collection::vec(part, 0..5).prop_map(|parts| parts.join("/"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn no_archive_reaches_out_of_its_folder(
+            entries in proptest::collection::vec((names(), kinds(), names(), 0_u64..2000, 0_usize..1200), 0..6),
+            cut in 0_usize..2000,
+        ) {
+            let to = Folder::new("any");
+            let (outside, inside) = (to.0.join("outside"), to.0.join("in"));
+            fs::create_dir_all(&outside).expect("made");
+            fs::write(outside.join("secret"), "mine").expect("written");
+            let before = all_in(&outside);
+            let mut archive = Vec::new();
+            for (name, kind, link, size, length) in &entries {
+                let link = link.replace("nul", &to.0.to_string_lossy());
+                archive.extend(entry(name.as_bytes(), *kind, link.as_bytes(), *size, &vec![b'x'; *length]));
+            }
+            let keep = archive.len().saturating_sub(cut % (archive.len() + 1) / 4);
+            let _ = unpack(&inside, sent(&archive[..keep], cut % 3 > 0));
+            prop_assert_eq!(all_in(&outside), before);
+            let others = fs::read_dir(&to.0).expect("read").count();
+            prop_assert_eq!(others, 2, "nothing beside the two folders");
+        }
+
+        #[test]
+        fn what_is_no_archive_breaks_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+            let to = Folder::new("bytes");
+            let _ = unpack(&to.0.join("in"), sent(&bytes, true));
+            prop_assert_eq!(fs::read_dir(&to.0).expect("read").count(), 1);
+        }
     }
 }

@@ -328,6 +328,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/golden/guest_frames.jsonl");
 
@@ -548,5 +549,46 @@ mod tests {
         line.push(b'\n');
         assert_eq!(lines.feed(&line)[0].len(), MAX_LINE_BYTES);
         assert!(lines.feed(&[vec![b'x'; MAX_LINE_BYTES + 1], b"\n".to_vec()].concat()).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_sent_breaks_nothing(line in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Request::decode(&line);
+        }
+
+        #[test]
+        fn a_frame_that_was_changed_anywhere_breaks_nothing(
+            which in any::<proptest::sample::Index>(),
+            at in any::<proptest::sample::Index>(),
+            with in proptest::collection::vec(any::<u8>(), 0..20),
+            cut in 0_usize..40,
+        ) {
+            let golden = golden("guest");
+            let mut line = golden[which.index(golden.len())].clone().into_bytes();
+            let at = at.index(line.len());
+            let end = line.len().min(at + cut);
+            line.splice(at..end, with);
+            let _ = Request::decode(&line);
+        }
+
+        #[test]
+        fn lines_of_any_stream_are_those_between_its_newlines(
+            stream in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'x'), any::<u8>()], 0..400),
+            cuts in proptest::collection::vec(0_usize..400, 0..8),
+        ) {
+            let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(stream.len())).collect();
+            cuts.sort_unstable();
+            cuts.push(stream.len());
+            let (mut lines, mut got, mut from) = (Lines::default(), Vec::new(), 0);
+            for cut in cuts {
+                got.extend(lines.feed(&stream[from..cut]));
+                from = cut;
+            }
+            let mut expected: Vec<_> = stream.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+            expected.pop(); // What has no newline yet.
+            expected.retain(|line| !line.is_empty());
+            prop_assert_eq!(got, expected);
+        }
     }
 }

@@ -141,6 +141,7 @@ impl<R: Read + AsRawFd> Read for Sent<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn sent(bytes: &[u8]) -> Sent<std::fs::File> {
         Sent::new(std::fs::File::from(sys::memory_file(bytes).expect("a file")))
@@ -173,5 +174,29 @@ mod tests {
             "{\"ok\":null,\"why\":\"not_empty\",\"message\":\"why \\\"it\\\"\"}\n"
         );
         assert_eq!(String::from_utf8(line).expect("text"), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_of_any_length_make_no_room_for_more_than_there_is(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut got = Vec::new();
+            let whole = sent(&bytes).read_to_end(&mut got).is_ok();
+            prop_assert!(got.len() <= bytes.len());
+            prop_assert!(got.capacity() <= 4096, "a length that is a lie is not believed");
+            prop_assert!(!whole || bytes.windows(4).any(|four| four == [0; 4]));
+        }
+
+        #[test]
+        fn what_is_sent_in_any_pieces_comes_out_whole(pieces in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..50), 0..8)) {
+            let mut bytes = Vec::new();
+            for piece in &pieces {
+                bytes.extend(u32::try_from(piece.len()).unwrap_or(0).to_be_bytes());
+                bytes.extend(piece);
+            }
+            bytes.extend([0; 4]);
+            let mut got = Vec::new();
+            sent(&bytes).read_to_end(&mut got).expect("whole");
+            prop_assert_eq!(got, pieces.concat());
+        }
     }
 }

@@ -334,6 +334,7 @@ impl Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::collections::HashMap;
 
     const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/golden/shim_packets.txt"));
@@ -491,6 +492,35 @@ mod tests {
         assert_eq!(Request::decode(&[1, 0, 6, 0, 5, 0, 0, 0]).1, None);
         for op in (0..=u8::MAX).filter(|op| !(1..=10).contains(op)) {
             assert_eq!(Request::decode(&[2, 0, op, 0, 5, 0, 0, 0]).1, None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_a_request_or_none(packet in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let (header, request) = Request::decode(&packet);
+            prop_assert!(request.is_none() || packet.len() <= REQUEST_MAX);
+            if packet.len() >= 8 {
+                prop_assert_eq!(header.id.to_le_bytes().to_vec(), packet[4..8].to_vec());
+            }
+        }
+
+        #[test]
+        fn a_request_of_any_numbers_is_read_or_refused(op in 0_u16..14, body in proptest::collection::vec(any::<u8>(), 0..30)) {
+            let mut packet = VERSION.to_le_bytes().to_vec();
+            packet.extend(op.to_le_bytes());
+            packet.extend([7, 0, 0, 0]);
+            packet.extend(&body);
+            let (header, _) = Request::decode(&packet);
+            prop_assert_eq!((header.op, header.id), (op, 7));
+        }
+
+        #[test]
+        fn a_run_of_any_numbers_has_an_end_that_does_not_wrap(record in proptest::collection::vec(any::<u8>(), 16)) {
+            let run = Run::decode(&record).expect("as long as a run");
+            prop_assert!(run.end() >= u64::from(run.page));
+            prop_assert!(run.bytes() < 1 << 44);
+            prop_assert_eq!(run.encode().to_vec(), record);
         }
     }
 }
