@@ -22,8 +22,8 @@ from forktree_agent.engine.contract import (
     Machine,
     TerminalSize,
 )
-from forktree_agent.engine.microvm.kept_output import STREAM_BYTES
-from forktree_agent.engine.microvm.kept_reading import WINDOW_BYTES
+from forktree_agent.engine.microvm.kept_output import MACHINE_BYTES, STREAM_BYTES
+from forktree_agent.engine.microvm.kept_reading import UNREAD_BYTES, WINDOW_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -140,6 +140,29 @@ async def test_more_than_anybody_would_read_is_not_sent_but_its_end_is_kept(node
     assert result.exit_code == 0
     (state,) = node.engine.execs(machine.id)
     assert state.stdout_bytes <= 17 << 20
+
+
+async def test_a_guest_that_floods_takes_its_share_and_no_more(node: Node) -> None:
+    """Of small pieces and of large ones, from many commands at once, read by nobody."""
+    machine, other = await node.root(), await node.root(name="other")
+    small = "while :; do echo x; done"
+    for number in range(12):
+        script = small if number % 2 else "yes"
+        command = Command(argv=("sh", "-c", script), id=f"flood-{number}", timeout_seconds=600)
+        await node.engine.begin(machine.id, command, deadline=soon())
+    for _ in range(5):  # Others are answered all along, and so is this one.
+        assert await node.sh(other, "echo here") == "here\n"
+        states = node.engine.execs(machine.id)
+        assert [state.ended for state in states] == [False] * 12
+        assert max(state.stdout_bytes for state in states) <= UNREAD_BYTES + (1 << 20)
+    assert await node.sh(machine, "echo here") == "here\n"
+    (child,) = (await node.fork(other)).children
+    assert await node.sh(child, "echo child") == "child\n"
+    kept = 0
+    for number in range(12):
+        assert await node.engine.kill_exec(machine.id, f"flood-{number}", deadline=soon())
+        kept += len((await node.engine.attach(machine.id, f"flood-{number}", deadline=soon())).stdout)
+    assert 0 < kept <= MACHINE_BYTES
 
 
 async def test_a_killed_command_ends_with_all_of_its_group(node: Node) -> None:

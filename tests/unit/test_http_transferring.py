@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import cast
 
@@ -19,8 +20,9 @@ from forktree_agent.engine.contract import (
     ExecStream,
     MachineGone,
 )
+from forktree_agent.http import transferring
 from forktree_agent.http.errors import Code, Refusal
-from forktree_agent.http.transferring import HEAD_BYTES, LIST_BYTES, Readable, Tool, Written, listed
+from forktree_agent.http.transferring import HEAD_BYTES, LIST_BYTES, Readable, Tool, Written, listed, octal
 
 SESSION = Session(
     metadata=ObjectMeta(name="s", namespace="n"), spec=SessionSpec(template_ref=TemplateRef(name="t"))
@@ -176,3 +178,23 @@ async def test_a_tool_that_ends_early_says_why() -> None:
     await at_work.take(pieces(bytes(100)))
     with pytest.raises(Refusal, match="no room"):
         await at_work.told(Written)
+
+
+async def test_a_long_list_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a third of a second, and others' forks are timed by the same loop."""
+    threads = set[int]()
+
+    def seen(mode: int) -> str:
+        threads.add(threading.get_ident())
+        return octal(mode)
+
+    monkeypatch.setattr(transferring, "octal", seen)
+    entry = b'{"name":"a","type":"file","bytes":1,"mode":420,"mtime":1}\n'
+    assert [each.mode for each in await listed(tool(b'{"ok":2}\n' + 2 * entry))] == ["0644"] * 2
+    assert threading.get_ident() not in threads
+    assert threads
+
+
+async def test_a_length_that_none_can_be_is_no_answer() -> None:
+    with pytest.raises(Refusal, match="makes sense"):
+        await tool(b'{"ok":{"mode":420,"bytes":-3}}\n').told(Readable)
