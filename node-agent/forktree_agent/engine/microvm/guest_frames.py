@@ -282,14 +282,14 @@ class HttpStatus(Frame, frozen=True, tag="http_status"):
 class Frozen(Frame, frozen=True, tag="frozen"):
     """With a `message`, which says why, programs were not stopped and run on."""
 
-    nonce: str
+    nonce: _Name
     message: str | None
 
 
 class Thawed(Frame, frozen=True, tag="thawed"):
     """With a `message`, which says why, they may not go on."""
 
-    nonce: str
+    nonce: _Name
     message: str | None
 
 
