@@ -165,14 +165,13 @@ def _values(sent: bytes) -> Iterator[str]:
     keys = set[str]()
     found = list[str]()
     while waiting:
-        match waiting.pop():
-            case dict() as items:
-                keys |= set(cast("dict[str, object]", items))
-                waiting += cast("dict[str, object]", items).values()
-            case list() as items:
-                waiting += cast("list[object]", items)
-            case str() as text:
-                found.append(text)
-            case _:
-                pass
+        each = waiting.pop()
+        if isinstance(each, dict):
+            items = cast("dict[str, object]", each)
+            keys |= set(items)
+            waiting += items.values()
+        elif isinstance(each, list):
+            waiting += cast("list[object]", each)
+        elif isinstance(each, str):
+            found.append(each)
     yield from (text for text in found if not any(text in key for key in keys))
