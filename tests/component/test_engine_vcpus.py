@@ -82,6 +82,8 @@ async def test_children_of_children_and_of_instants_and_roots_are_born_alike(nod
         forked.point.id, [order("late-0"), order("late-1")], node.tree, deadline=soon()
     )
     below = (*forked.children, *again.children)
+    # A line that was about to be written at an instant is, before the counting ends the programs.
+    await all_sh(node, (*roots, child, *below), SEEING_OWN)
     assert len(set(await seen(node, below, "child-0"))) == 1
     before = (await node.sh(child, "head -n 1 /tmp/seen-a")).strip()  # Of the template's machine.
     assert len(set(await seen(node, (*roots, child, *below), before))) == 1

@@ -362,7 +362,8 @@ async def test_a_name_that_another_fork_has_ends_the_children_and_says_so(rig: C
         facade = rig.control.facade
         await rig.eventually(lambda: facade.session(rig.namespace, name) is None, lambda: name)
         assert "the name taken is taken by another Fork" in (facade.why_gone(rig.namespace, name) or "")
-        assert not rig.control.world.records.forks()
+        records = rig.control.world.records
+        await rig.eventually(lambda: not records.forks(), records.forks)
     other = await rig.get(Fork, "taken")
     assert BORN_ANNOTATION not in other.metadata.annotations
     assert other.status.node is None

@@ -73,7 +73,8 @@ async def test_a_command_under_way_is_asked_for_by_its_id_in_each_child(whole: W
     running = asyncio.create_task(whole.post("sessions/root/exec", body), name="running")
     assert await whole.sh("root", "cat /tmp/begun") == "begun\n"
     first, second = await whole.forked("split", replicas=2)
-    assert await whole.get(f"sessions/{first}/execs") == (200, {"ids": ["work"]})
+    code, execs = await whole.get(f"sessions/{first}/execs")
+    assert (code, execs["ids"], [each["state"] for each in execs["execs"]]) == (200, ["work"], ["running"])
     code, refused = await whole.get(f"sessions/{first}/execs/work")
     assert (code, refused["code"]) == (409, "not_ready")
 
