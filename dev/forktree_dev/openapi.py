@@ -5,7 +5,6 @@ Both are made of the tables of routes that the agent serves, so what they say of
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any, Final
 from forktree_agent.http import openapi
 from forktree_agent.http.routes import OPEN, ROUTES
 from forktree_dev.crds import REPOSITORY
+from forktree_dev.generated import write_or_check
 
 DOCUMENT: Final = REPOSITORY / "docs" / "openapi.json"
 REFERENCE: Final = REPOSITORY / "docs" / "http-reference.md"
@@ -144,19 +144,11 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m forktree_dev.openapi", description="Write the HTTP API's document and reference."
+    return write_or_check(
+        render(),
+        prog="python -m forktree_dev.openapi",
+        description="Write the HTTP API's document and reference.",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
-    check: bool = parser.parse_args().check
-    stale = {file: text for file, text in render().items() if not file.exists() or file.read_text() != text}
-    for file, text in stale.items():
-        if check:
-            print(f"{file} is stale: run make generate", file=sys.stderr)
-        else:
-            file.write_text(text)
-            print(f"wrote {file.name}")
-    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The page about them in the docs, and what the chart brings along: alerts, and a 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ import yaml
 
 from forktree.metrics.table import METRICS, Kind, Metric, Program
 from forktree_dev.checkout import CHECKOUT
+from forktree_dev.generated import write_or_check
 from forktree_dev.monitoring import alerts, dashboard
 
 PAGE: Final = CHECKOUT / "docs" / "metrics.md"
@@ -89,20 +89,9 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m forktree_dev.monitoring", description="Write what stands on the metrics."
+    return write_or_check(
+        render(), prog="python -m forktree_dev.monitoring", description="Write what stands on the metrics."
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
-    check: bool = parser.parse_args().check
-    stale = {file: text for file, text in render().items() if not file.exists() or file.read_text() != text}
-    for file, text in stale.items():
-        if check:
-            print(f"{file} is stale: run make generate", file=sys.stderr)
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-            print(f"wrote {file.name}")
-    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":

@@ -161,8 +161,10 @@ class Refusal(Exception):
         return STATUS[self.code]
 
 
-def refusal_of(error: ForktreeError) -> Refusal:
-    """What a caller is told about a typed error of the layers below."""
+def refusal_of(error: Refusal | ForktreeError) -> Refusal:
+    """What a caller is told about a typed error of the layers below; a refusal says that itself."""
+    if isinstance(error, Refusal):
+        return error
     if isinstance(error, kube.Forbidden) and _QUOTA in error.message:
         return Refusal(Code.QUOTA_EXCEEDED, error.message)
     return Refusal(code_of(type(error)), error.message)

@@ -60,7 +60,7 @@ async def answer(
             await writer.say(Alive())
         await telling
     except (Refusal, ForktreeError) as err:
-        refusal = err if isinstance(err, Refusal) else refusal_of(err)
+        refusal = refusal_of(err)
         if not writer.response.prepared:
             raise refusal from err
         await writer.say(Broken(error=refusal.sentence, code=refusal.code))

@@ -85,7 +85,7 @@ def _break_off(request: web.Request, response: web.StreamResponse) -> None:
 
 def error_of(err: Refusal | ForktreeError) -> StreamError:
     """The same as the last thing that a stream tells."""
-    refusal = err if isinstance(err, Refusal) else refusal_of(err)
+    refusal = refusal_of(err)
     return StreamError(
         error=refusal.sentence, error_code=refusal.code, code=refusal.code, message=refusal.sentence
     )

@@ -169,7 +169,7 @@ async def _each(
         try:
             return await work(target)
         except (Refusal, ForktreeError) as err:
-            refusal = err if isinstance(err, Refusal) else refusal_of(err)
+            refusal = refusal_of(err)
             return of(target).model_copy(update={"error": refusal.sentence, "code": refusal.code})
 
     return await each_of(targets, one, at_once=at_once)
