@@ -126,25 +126,9 @@ pub fn unpack(path: &Path, mut archive: Sent<impl Read + AsRawFd>) -> Result<Unp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Folder;
     use proptest::prelude::*;
     use std::os::unix::fs::symlink;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("forktree-archive-{}-{name}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir(&path).expect("a folder");
-            Self(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn packed(path: &Path) -> Vec<u8> {
         let mut output = Vec::new();
@@ -164,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_folder_comes_out_as_it_went_in() {
-        let (from, to) = (Folder::new("from"), Folder::new("to"));
+        let (from, to) = (Folder::new("archive-from"), Folder::new("archive-to"));
         fs::create_dir_all(from.0.join("a/b")).expect("made");
         fs::write(from.0.join("a/b/file"), vec![7; 100_000]).expect("written");
         fs::write(from.0.join(format!("a/{}", "long".repeat(50))), "x").expect("written");
@@ -182,7 +166,7 @@ mod tests {
 
     #[test]
     fn nothing_is_unpacked_outside() {
-        let to = Folder::new("outside");
+        let to = Folder::new("archive-outside");
         let mut builder = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
         header.set_size(1);
@@ -208,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_no_archive_is_refused() {
-        let to = Folder::new("noise");
+        let to = Folder::new("archive-noise");
         assert_eq!(unpack(&to.0, sent(&[b'x'; 2000], true)).expect_err("refused").why, Why::Invalid);
         assert_eq!(unpack(&to.0, sent(b"", true)).expect("an empty one").entries, 0);
     }
@@ -248,7 +232,7 @@ mod tests {
 
     #[test]
     fn links_lead_nothing_out_of_the_folder() {
-        let to = Folder::new("links");
+        let to = Folder::new("archive-links");
         let (outside, inside) = (to.0.join("outside"), to.0.join("in"));
         fs::create_dir_all(&outside).expect("made");
         fs::write(outside.join("secret"), "mine").expect("written");
@@ -282,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_size_that_is_a_lie_makes_nothing_large() {
-        let to = Folder::new("sizes");
+        let to = Folder::new("archive-sizes");
         for size in [1_u64 << 33, 1 << 60, u64::MAX] {
             let archive = entry(b"big", tar::EntryType::Regular, b"", size, b"x");
             let failed = unpack(&to.0.join("in"), sent(&archive, true)).expect_err("cut");
@@ -330,7 +314,7 @@ mod tests {
             entries in proptest::collection::vec((names(), kinds(), names(), 0_u64..2000, 0_usize..1200), 0..6),
             cut in 0_usize..2000,
         ) {
-            let to = Folder::new("any");
+            let to = Folder::new("archive-any");
             let (outside, inside) = (to.0.join("outside"), to.0.join("in"));
             fs::create_dir_all(&outside).expect("made");
             fs::write(outside.join("secret"), "mine").expect("written");
@@ -349,7 +333,7 @@ mod tests {
 
         #[test]
         fn what_is_no_archive_breaks_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
-            let to = Folder::new("bytes");
+            let to = Folder::new("archive-bytes");
             let _ = unpack(&to.0.join("in"), sent(&bytes, true));
             prop_assert_eq!(fs::read_dir(&to.0).expect("read").count(), 1);
         }

@@ -235,24 +235,8 @@ fn remove(path: &Path, all: bool) -> Result<bool, Failed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Folder;
     use std::os::unix::fs::symlink;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("forktree-files-{}-{name}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir(&path).expect("a folder");
-            Self(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn sent(content: &[u8], whole: bool) -> Sent<File> {
         let mut bytes = u32::try_from(content.len()).expect("short").to_be_bytes().to_vec();
@@ -265,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_file_is_written_whole_or_not_at_all() {
-        let folder = Folder::new("write");
+        let folder = Folder::new("files-write");
         let path = folder.0.join("new/folder/file");
         assert_eq!(write(&path, "640", sent(b"one", true)).expect("written").bytes, 3);
         assert_eq!(fs::metadata(&path).expect("there").mode() & MODE_BITS, 0o640);
@@ -282,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_a_link_leads_to_is_written() {
-        let folder = Folder::new("link");
+        let folder = Folder::new("files-link");
         let (link, file) = (folder.0.join("link"), folder.0.join("file"));
         symlink("file", &link).expect("a link");
         write(&link, "", sent(b"first", true)).expect("the link leads nowhere, so it is replaced");
@@ -297,7 +281,7 @@ mod tests {
 
     #[test]
     fn only_files_are_read_and_only_folders_listed() {
-        let folder = Folder::new("read");
+        let folder = Folder::new("files-read");
         let path = folder.0.join("file");
         fs::write(&path, "text").expect("written");
         let mut output = Vec::new();
@@ -314,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_full_folder_is_only_removed_when_it_was_meant() {
-        let folder = Folder::new("remove");
+        let folder = Folder::new("files-remove");
         fs::create_dir(folder.0.join("sub")).expect("made");
         fs::write(folder.0.join("sub/file"), "").expect("written");
         assert_eq!(remove(&folder.0.join("sub"), false).expect_err("refused").why, Why::NotEmpty);

@@ -17,6 +17,8 @@ mod output;
 mod port;
 mod process;
 mod remembered;
+#[cfg(test)]
+mod scratch;
 mod server;
 mod socket_diag;
 mod sys;
