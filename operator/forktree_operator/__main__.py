@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace=options.namespace,
         identity=options.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:5]}",
         metrics_listen=options.metrics_listen,
+        health_listen=options.health_listen,
         lease_seconds=options.lease_seconds,
         sweep_seconds=options.sweep_seconds,
         source_exists_seconds=options.source_exists_seconds,
@@ -51,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_address,
         metavar="HOST:PORT",
         help="for /metrics, over plain HTTP and without a token; default: nowhere",
+    )
+    parser.add_argument(
+        "--health-listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="for /healthz and /readyz, likewise",
     )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     for option, default, text in (

@@ -19,6 +19,7 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from forktree.models.base import ObjectMeta
 from forktree_operator.cluster import Lease, LeaseSpec
+from forktree_operator.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,12 @@ class _Seen:
 class Leadership:
     """One operator's part in the election. Not held at first."""
 
-    def __init__(self, client: KubeClient, *, namespace: str, identity: str, lease_seconds: float) -> None:
+    def __init__(
+        self, client: KubeClient, *, namespace: str, identity: str, lease_seconds: float, health: Health
+    ) -> None:
         self._client, self._namespace, self._identity = client, namespace, identity
         self._lease_seconds = math.ceil(lease_seconds)  # The API has whole seconds only.
+        self._health = health
         self._lease: Lease | None = None
         self._seen: _Seen | None = None
         self._renewed_at = float("-inf")
@@ -62,13 +66,16 @@ class Leadership:
         waiting = False
         while not stop.is_set():
             try:
-                if await self._take():
+                taken = await self._take()
+                self._health.knows_leader = True
+                if taken:
                     log.info("leading identity=%s", self._identity)
                     return True
                 if not waiting and self._seen is not None:
                     log.info("waiting_to_lead identity=%s leader=%s", self._identity, self._seen.holder)
                     waiting = True
             except KubeError as err:
+                self._health.knows_leader = False
                 log.warning("lease_not_reached error=%s", err)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._rest_seconds()):

@@ -27,6 +27,7 @@ from forktree_operator.decide.node_loss import (
     sentence,
     verdict,
 )
+from forktree_operator.health import Health
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.nodes import Nodes
 from forktree_operator.reading import readable
@@ -37,9 +38,16 @@ log = logging.getLogger(__name__)
 class Losses:
     """Asks what became of the nodes whose agents are lost, and writes what that means. Holds nothing."""
 
-    def __init__(self, client: KubeClient, nodes: Nodes, lifesigns: Lifesigns, announcer: Announcer) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        nodes: Nodes,
+        lifesigns: Lifesigns,
+        announcer: Announcer,
+        health: Health,
+    ) -> None:
         self._client, self._nodes, self._lifesigns = client, nodes, lifesigns
-        self._announcer = announcer
+        self._announcer, self._health = announcer, health
 
     async def settle(self) -> None:
         """One look at all nodes. What could not be written is written the next time. Raises `KubeError`."""
@@ -73,6 +81,7 @@ class Losses:
         """Returns how many were not yet told."""
         untold = 0
         for each in objects:
+            self._health.progressed()
             patch = _patch(each, reached, message)
             if patch is not None:
                 untold += 1

@@ -11,10 +11,12 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError
 from forktree.kube.events import Announcer
 from forktree.metrics.api_writes import counting_writes
-from forktree.metrics.serving import CannotListen, serving_metrics
+from forktree.metrics.serving import serving_metrics
+from forktree.plain_http import CannotListen
 from forktree_operator.assigning import Assigning
 from forktree_operator.decide.routing import Patience
 from forktree_operator.handlers import Handlers
+from forktree_operator.health import Health, serving_health
 from forktree_operator.leadership import Leadership, LeadershipLost
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.metrics import Metrics
@@ -48,31 +50,39 @@ async def run(settings: Settings) -> int:
 
 async def _elect(settings: Settings, stop: asyncio.Event) -> None:
     access = ClusterAccess.discovered(settings.kubeconfig)
-    metrics = Metrics()
+    metrics, health = Metrics(), Health()
     observe = counting_writes(metrics.instruments)
     async with (
         KubeClient.connected(access, user_agent="forktree-operator", observe=observe) as client,
         serving_metrics(settings.metrics_listen, metrics.instruments),
+        serving_health(settings.health_listen, health),
     ):
         leadership = Leadership(
             client,
             namespace=settings.namespace,
             identity=settings.identity,
             lease_seconds=settings.lease_seconds,
+            health=health,
         )
         try:
             if await leadership.acquire(stop):
                 with metrics.leading():
                     async with asyncio.TaskGroup() as tasks:
                         keeping = tasks.create_task(leadership.keep(), name="leadership")
-                        await _lead(settings, access, client, stop, metrics)
+                        await _lead(settings, access, client, stop, metrics=metrics, health=health)
                         keeping.cancel()
         finally:
             await leadership.release()
 
 
 async def _lead(
-    settings: Settings, access: ClusterAccess, client: KubeClient, stop: asyncio.Event, metrics: Metrics
+    settings: Settings,
+    access: ClusterAccess,
+    client: KubeClient,
+    stop: asyncio.Event,
+    *,
+    metrics: Metrics,
+    health: Health,
 ) -> None:
     """Work until `stop`. Raises in a group what made it stop before."""
     templates, lifesigns = Templates(client), Lifesigns()
@@ -88,7 +98,9 @@ async def _lead(
         metrics=metrics,
     )
     announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
-    sweep = Sweep(client, nodes, lifesigns, assigning, settings, announcer=announcer, metrics=metrics)
+    sweep = Sweep(
+        client, nodes, lifesigns, assigning, settings, announcer=announcer, metrics=metrics, health=health
+    )
     await sweep.look()  # So that the first session is not told that there is no node.
     registry = Handlers(access, templates, nodes, assigning, sweep).registry()
     async with asyncio.TaskGroup() as tasks:

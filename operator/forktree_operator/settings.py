@@ -22,6 +22,9 @@ class Settings:
     metrics_listen: tuple[str, int] | None = None
     """Where `/metrics` is, over plain HTTP and without a token. None: nowhere; port 0: any free one."""
 
+    health_listen: tuple[str, int] | None = None
+    """Where `/healthz` and `/readyz` are, likewise."""
+
     lease_seconds: float = 12.0
     """How long the leader's Lease holds without renewal: the longest gap when a leader dies. Whole seconds,
     as the API has it. Thus a new leader is at work within 15 s, and one that lives may miss the API server

@@ -23,6 +23,7 @@ from forktree.models.names import agent_lease_name
 from forktree.models.session import Session
 from forktree_operator.assigning import AgainSeconds, Assigning
 from forktree_operator.cluster import Lease
+from forktree_operator.health import Health
 from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.losses import Losses
 from forktree_operator.metrics import Metrics
@@ -58,10 +59,11 @@ class Sweep:
         *,
         announcer: Announcer,
         metrics: Metrics,
+        health: Health,
     ) -> None:
         self._client, self._nodes, self._lifesigns, self._assigning = client, nodes, lifesigns, assigning
-        self._losses = Losses(client, nodes, lifesigns, announcer)
-        self._settings, self._metrics = settings, metrics
+        self._losses = Losses(client, nodes, lifesigns, announcer, health)
+        self._settings, self._metrics, self._health = settings, metrics, health
         self._called = asyncio.Event()
         self._due = float("-inf")
         self._rested = float("-inf")
@@ -81,7 +83,8 @@ class Sweep:
             started = loop.time()
             self._due = started + self._settings.sweep_seconds
             try:
-                again_seconds = await self._round()
+                with self._health.round():
+                    again_seconds = await self._round()
             except KubeError as err:
                 log.warning("sweep_failed error=%s", err)
                 again_seconds = 1.0
@@ -148,6 +151,7 @@ class Sweep:
                     name = f"{each.metadata.namespace}/{each.metadata.name}"
                     log.warning("decision_delayed kind=%s name=%s error=%s", each.kind, name, err)
                     answer = 1.0
+                self._health.progressed()
                 if answer is not None:
                     again_seconds.append(answer)
 

@@ -6,6 +6,7 @@ Apart from the run's other control plane, where a whole system with its own oper
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -29,7 +30,7 @@ from forktree.models.names import agent_lease_name
 from forktree.models.reasons import ForkPhase, SessionPhase
 from forktree.models.session import Session, SessionSpec, TemplateRef
 from forktree.models.session_template import Machine, SessionTemplate, SessionTemplateSpec
-from forktree_dev import provisioning
+from forktree_dev import ports, provisioning
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.processes import Service, boot_id
 from forktree_operator.cluster import Lease, LeaseSpec
@@ -105,6 +106,14 @@ class OperatorRig:
             yield OperatorProcess(identity, service)
         finally:
             await service.stop()
+
+    def kubeconfig_of_nobody(self) -> Path:
+        """Of the same cluster, at an address where nothing listens."""
+        text = (self._folder / "operator.kubeconfig").read_text()
+        (port,) = ports.free(1)
+        elsewhere = self._folder / "nobody.kubeconfig"
+        elsewhere.write_text(re.sub(r"https://127\.0\.0\.1:\d+", f"https://127.0.0.1:{port}", text))
+        return elsewhere
 
     async def add_node(
         self,

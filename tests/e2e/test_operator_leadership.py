@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from datetime import UTC, datetime
 
-from e2e.operator_rig import OperatorRig
+import aiohttp
+
+from e2e.operator_rig import OperatorProcess, OperatorRig
 from forktree.kube.client import KubeClient
 from forktree.models.session import Session
 from forktree_dev import provisioning
 from forktree_operator.cluster import Lease, LeaseSpec
+from forktree_operator.health import Health
 from forktree_operator.leadership import LEASE_NAME, Leadership
 
 
@@ -52,6 +56,37 @@ async def test_an_operator_that_is_told_to_stop_hands_over_and_exits_with_0(rig:
     assert await leader(rig) == ""
 
 
+async def test_both_who_leads_and_who_waits_are_healthy_and_say_so(rig: OperatorRig) -> None:
+    listen = ("--health-listen", "127.0.0.1:0")
+    async with rig.operator(*listen, name="first") as first:
+        await rig.until_leader(first.identity)
+        async with rig.operator(*listen, name="second") as second, aiohttp.ClientSession() as http:
+            await second.logged("waiting_to_lead")
+            for each in (first, second):
+                for path in ("healthz", "readyz"):
+                    async with http.get(f"{page(each)}/{path}") as answer:
+                        assert (answer.status, await answer.text()) == (200, "ok\n")
+
+
+async def test_who_cannot_reach_the_api_server_lives_and_is_not_ready(rig: OperatorRig) -> None:
+    """A new process could not do more: to end this one would help nobody."""
+    nobody = rig.kubeconfig_of_nobody()
+    listen = ("--health-listen", "127.0.0.1:0", "--kubeconfig", str(nobody))
+    async with rig.operator(*listen) as lonely, aiohttp.ClientSession() as http:
+        await lonely.logged("lease_not_reached")
+        async with http.get(f"{page(lonely)}/healthz") as answer:
+            assert answer.status == 200
+        async with http.get(f"{page(lonely)}/readyz") as answer:
+            assert answer.status == 503
+            assert await answer.text() == "the API server has not said who leads\n"
+
+
+def page(operator: OperatorProcess) -> str:
+    """Where its health is: at a port that it has found by itself, and logged."""
+    (port,) = re.findall(r"health_serving host=127.0.0.1 port=(\d+)", operator.service.log_tail(1000))
+    return f"http://127.0.0.1:{port}"
+
+
 async def test_an_operator_that_waits_to_lead_stops_when_told(rig: OperatorRig) -> None:
     async with rig.operator(name="first") as first:
         await rig.until_leader(first.identity)
@@ -78,7 +113,11 @@ async def test_a_leader_whose_lease_is_taken_stops_and_asks_for_a_restart(rig: O
 
 async def test_a_dead_leaders_lease_is_taken_when_it_runs_out_and_not_a_pause_later(rig: OperatorRig) -> None:
     patient = Leadership(
-        rig.client, namespace=provisioning.SYSTEM_NAMESPACE, identity="patient", lease_seconds=600
+        rig.client,
+        namespace=provisioning.SYSTEM_NAMESPACE,
+        identity="patient",
+        lease_seconds=600,
+        health=Health(),
     )
     await patient.acquire(asyncio.Event())
     dead = LeaseSpec(holder_identity="dead", lease_duration_seconds=1, renew_time=datetime.now(UTC))
@@ -114,4 +153,10 @@ async def test_only_one_of_many_that_ask_together_gets_the_lease(rig: OperatorRi
 
 
 def party(client: KubeClient, identity: str) -> Leadership:
-    return Leadership(client, namespace=provisioning.SYSTEM_NAMESPACE, identity=identity, lease_seconds=5)
+    return Leadership(
+        client,
+        namespace=provisioning.SYSTEM_NAMESPACE,
+        identity=identity,
+        lease_seconds=5,
+        health=Health(),
+    )

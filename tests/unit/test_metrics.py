@@ -15,10 +15,11 @@ from forktree.kube.errors import Conflict, Forbidden, NotFound, Unavailable
 from forktree.metrics import serving, table
 from forktree.metrics.api_writes import counting_writes
 from forktree.metrics.instruments import Instruments
-from forktree.metrics.serving import CannotListen, serving_metrics
+from forktree.metrics.serving import serving_metrics
 from forktree.metrics.table import METRICS, CommandEnd, Kind, Program, Road, Stage
 from forktree.models.base import ObjectMeta
 from forktree.models.reasons import Mode, Reason, SessionPhase
+from forktree.plain_http import CannotListen
 from forktree_agent.engine.contract import Counts, ExecOutcome, ForkClocks, Usage
 from forktree_agent.metrics import Metrics
 from forktree_operator.metrics import Metrics as OperatorMetrics

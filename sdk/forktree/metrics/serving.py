@@ -3,60 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import ClassVar
+from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
-from forktree.errors import ForktreeError
 from forktree.metrics.instruments import CONTENT_TYPE, Instruments
-from forktree.models.reasons import Reason
-
-log = logging.getLogger(__name__)
+from forktree.plain_http import serving_plainly
 
 SCRAPES_AT_ONCE = 4
 """Whoever floods this port takes no more of the program than so many answers in a row."""
-IDLE_SECONDS = 75.0
-"""As long as two scrapes are usually apart, at most."""
 
 
-class CannotListen(ForktreeError):
-    """The address for metrics cannot be had."""
-
-    reason: ClassVar[Reason] = Reason.INVALID
-
-
-@asynccontextmanager
-async def serving_metrics(address: tuple[str, int] | None, instruments: Instruments) -> AsyncGenerator[int]:
+def serving_metrics(
+    address: tuple[str, int] | None, instruments: Instruments
+) -> AbstractAsyncContextManager[int]:
     """Serve them inside the block, at the port that is yielded. None: do not; then it is 0.
 
     Raises `CannotListen`.
     """
-    if address is None:
-        yield 0
-        return
-    host, port = address
     app = web.Application(client_max_size=0)
     app.router.add_get("/metrics", _Page(instruments).get)
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as err:
-            # Without the address once more. Those of a name that nobody knows are below zero.
-            number = err.errno or 0
-            why = os.strerror(number) if number > 0 else err.strerror or str(err)
-            raise CannotListen(f"metrics cannot be served at {host}:{port}: {why}") from err
-        bound: int = runner.addresses[0][1]
-        log.info("metrics_serving host=%s port=%d", host, bound)
-        yield bound
-    finally:
-        await runner.cleanup()
+    return serving_plainly(app, address, "metrics")
 
 
 class _Page:
