@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("give both --tls-cert and --tls-key, or neither")
+    if options.tls_cert is not None and options.tls_name:
+        parser.error("--tls-name is for the certificate made here: a given one has its names already")
     logging.basicConfig(
         level=options.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -48,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine=options.engine,
         tls_certificate=options.tls_cert,
         tls_key=options.tls_key,
+        tls_names=tuple(options.tls_name),
         system_namespace=options.namespace,
         sweep_seconds=options.sweep_seconds,
         capacity_wait_seconds=options.capacity_wait_seconds,
@@ -110,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tls-cert", type=Path, help="certificate chain in PEM; default: one made and signed here")
     add("--tls-key", type=Path)
+    add(
+        "--tls-name",
+        type=_host,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name or address in the certificate made here, as a Service's; may be repeated",
+    )
     add("--namespace", default=Settings.system_namespace, help="where the agents' Leases are (%(default)s)")
     add(
         "--sweep-seconds", type=_positive, default=Settings.sweep_seconds, help="between sweeps (%(default)g)"
@@ -129,6 +141,12 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _host(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Fa-f:.]+|(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor an address")
+    return text
 
 
 def _namespace_socket(text: str) -> tuple[str, Path]:

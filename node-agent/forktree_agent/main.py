@@ -154,7 +154,7 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper, metrics:
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
             serving(
-                _listener(settings),
+                listener(settings),
                 Api(client, control.facade, proxy),
                 metrics.answered,
                 _doors(settings, client, control.facade),
@@ -196,9 +196,13 @@ def _engine_settings(settings: Settings) -> EngineSettings:
     )
 
 
-def _listener(settings: Settings) -> Listener:
+def listener(settings: Settings) -> Listener:
+    """Where the API is served, and under which names."""
     advertised = urlsplit(settings.advertise_url).hostname
-    names = {settings.listen_host, settings.node_name, *([advertised] if advertised else [])}
+    names = {
+        *(settings.listen_host, settings.node_name, *settings.tls_names),
+        *([advertised] if advertised else []),
+    }
     return Listener(
         host=settings.listen_host,
         port=settings.listen_port,

@@ -44,6 +44,8 @@ class Settings:
     tls_certificate: Path | None = None
     """Certificate chain and key in PEM; both or none. None: one that this agent makes and signs itself."""
     tls_key: Path | None = None
+    tls_names: tuple[str, ...] = ()
+    """Further names in the certificate that this agent makes: a Service's, a load balancer's."""
     system_namespace: str = "forktree-system"
     """Where the agents' Leases are."""
 

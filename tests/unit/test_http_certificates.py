@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from forktree_agent import __main__ as program
 from forktree_agent.http import certificates
+from forktree_agent.http.certificates import UnusableCertificate
+from forktree_agent.main import listener
+from forktree_agent.settings import Settings
 
 
 @asynccontextmanager
@@ -77,3 +81,58 @@ async def test_a_given_certificate_is_served_as_it_is(tmp_path: Path) -> None:
     assert identity.authority is None
     async with listening(identity) as port:
         await verified_as(port, tmp_path / "ca.crt", "127.0.0.1")
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_given_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path, content: str | None) -> None:
+    certificates.self_signed(tmp_path, ["127.0.0.1"])
+    file = tmp_path / "given.crt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(
+        UnusableCertificate, match=rf"the certificate {file} with the key .* cannot be used: "
+    ):
+        certificates.given(file, tmp_path / "server.key")
+
+
+def test_a_key_of_another_certificate_is_one_sentence(tmp_path: Path) -> None:
+    for each in ("one", "other"):
+        certificates.self_signed(tmp_path / each, ["127.0.0.1"])
+    with pytest.raises(UnusableCertificate, match=r"cannot be used: .*KEY_VALUES_MISMATCH"):
+        certificates.given(tmp_path / "one" / "server.crt", tmp_path / "other" / "server.key")
+
+
+async def test_it_is_also_for_the_names_that_the_agent_is_told(tmp_path: Path) -> None:
+    settings = Settings(
+        node_name="n1",
+        state_directory=tmp_path,
+        guest_directory=tmp_path,
+        shim_library=tmp_path,
+        tls_names=("forktree.ours.svc", "*.nodes.example"),
+    )
+    identity = certificates.self_signed(tmp_path, list(listener(settings).names))
+    async with listening(identity) as port:
+        for name in ("forktree.ours.svc", "a.nodes.example", "n1"):
+            await verified_as(port, tmp_path / "ca.crt", name)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--tls-name=a b"], "'a b' is neither a host's name nor an address"),
+        (["--tls-cert=c"], "give both --tls-cert and --tls-key, or neither"),
+        (
+            ["--tls-cert=c", "--tls-key=k", "--tls-name=a"],
+            "--tls-name is for the certificate made here: a given one has its names already",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        program.main([*_NEEDED, *options])
+    assert sentence in capsys.readouterr().err
+
+
+_NEEDED = ["--node-name=n1", "--state-dir=/run/x", "--guest-dir=/g", "--shim-library=/s"]

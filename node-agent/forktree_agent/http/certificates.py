@@ -12,11 +12,15 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from forktree.errors import ForktreeError
+from forktree.models.reasons import Reason
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
@@ -37,11 +41,23 @@ class Identity:
     here."""
 
 
+class UnusableCertificate(ForktreeError):
+    """A given certificate and key cannot be served with."""
+
+    reason: ClassVar[Reason] = Reason.INVALID
+
+
 def given(certificate: Path, key: Path) -> Identity:
-    """The operator's own certificate chain. Raises `ValueError` where the file has no certificate."""
-    # Written anew from what was read: the file may hold the key as well.
-    chain = x509.load_pem_x509_certificates(certificate.read_bytes())
-    return Identity(_context(certificate, key), None, "".join(_pem(each) for each in chain))
+    """The operator's own certificate chain. Raises `UnusableCertificate`."""
+    try:
+        # Written anew from what was read: the file may hold the key as well.
+        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
+        context = _context(certificate, key)
+    except (OSError, ValueError) as err:
+        raise UnusableCertificate(
+            f"the certificate {certificate} with the key {key} cannot be used: {err}"
+        ) from err
+    return Identity(context, None, "".join(_pem(each) for each in chain))
 
 
 def self_signed(directory: Path, hosts: list[str]) -> Identity:

@@ -86,7 +86,7 @@ async def serving(
     """Serve `api` inside the block, and beside it each of `doors`.
 
     Leaving it gives what is in flight a short grace, and begins nothing new. Raises `OSError` where the
-    address cannot be bound or the certificate cannot be read or written.
+    address cannot be bound or the made certificate cannot be written, `UnusableCertificate`.
     """
     identity = await asyncio.to_thread(_identity, listener)  # Key generation and files: some 10 ms.
     listening, ending = await listening_on(listener.host, listener.port), _Ending()
