@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 import yaml
 
+import forktree_agent.__main__
+import forktree_operator.__main__
 from forktree_dev import crds
 from forktree_dev.checkout import CHECKOUT
+from forktree_dev.monitoring.__main__ import DASHBOARD, RULE
 from forktree_dev.real_node.helm import CHART, Helm, HelmFailed
 
 MANIFESTS = CHART / "files" / "manifests"
@@ -107,6 +112,162 @@ async def test_an_agent_can_be_reached_at_its_node_or_at_its_pod(helm: Helm) -> 
         assert ("hostPort" in agent["ports"][0]) is host_port
 
 
+def arguments(workload: dict[str, Any]) -> list[str]:
+    found: list[str] = container(workload)["args"]
+    return found
+
+
+def mounts(workload: dict[str, Any]) -> dict[str, str]:
+    """Where each volume of the one container is seen."""
+    return {each["name"]: each["mountPath"] for each in container(workload)["volumeMounts"]}
+
+
+def volume(workload: dict[str, Any], name: str) -> dict[str, Any]:
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    found: dict[str, Any] = next(each for each in volumes if each["name"] == name)
+    return found
+
+
+async def test_one_address_leads_to_any_agent_and_its_name_is_in_their_certificates(helm: Helm) -> None:
+    made = await rendered(helm, agent={"tls": {"names": ["forks.example"]}})
+    agent = made["DaemonSet", "forktree-agent"]
+    service = made["Service", "forktree"]
+    assert service["spec"]["selector"] == agent["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["ports"] == [
+        {"name": "https", "port": 443, "targetPort": "https", "protocol": "TCP"}
+    ]
+    names = {f"--tls-name={each}" for each in (f"forktree.{ELSEWHERE}", f"forktree.{ELSEWHERE}.svc")}
+    assert {*names, "--tls-name=forks.example"} <= set(arguments(agent))
+    chosen = {"type": "LoadBalancer", "port": 7443, "annotations": {"internal": "true"}}
+    balanced = (await rendered(helm, agent={"service": chosen}))["Service", "forktree"]
+    assert balanced["spec"]["type"] == "LoadBalancer"
+    assert balanced["spec"]["ports"][0]["port"] == 7443
+    assert balanced["metadata"]["annotations"] == {"internal": "true"}
+    without = await rendered(helm, agent={"service": {"enabled": False}})
+    assert ("Service", "forktree") not in without
+    assert not [each for each in arguments(without["DaemonSet", "forktree-agent"]) if "--tls" in each]
+
+
+async def test_agents_serve_with_a_given_certificate(helm: Helm) -> None:
+    url = "https://$(NODE_NAME).nodes.example:7443"
+    made = await rendered(helm, agent={"tls": {"secretName": "api-tls"}, "advertise": url})
+    agent = made["DaemonSet", "forktree-agent"]
+    assert volume(agent, "tls")["secret"] == {"secretName": "api-tls", "defaultMode": 0o400}
+    folder = mounts(agent)["tls"]
+    given = {f"--tls-cert={folder}/tls.crt", f"--tls-key={folder}/tls.key", f"--advertise={url}"}
+    assert given <= set(arguments(agent))
+    assert not [each for each in arguments(agent) if "--tls-name" in each]
+
+
+async def test_namespaces_have_sockets_on_the_nodes(helm: Helm) -> None:
+    paths = {"a": "/run/forktree/a.sock", "b": "/var/lib/forks/b.sock", "c": "/var/lib/forks/c.sock"}
+    made = await rendered(helm, agent={"serveNamespaces": paths})
+    agent = made["DaemonSet", "forktree-agent"]
+    assert {f"--serve-namespace={name}={path}" for name, path in paths.items()} <= set(arguments(agent))
+    # The state directory is there already, and a folder of two sockets once.
+    assert sorted(mounts(agent).values()) == ["/run/forktree", "/tmp", "/var/lib/forks"]
+    assert volume(agent, "sockets-0")["hostPath"]["path"] == "/var/lib/forks"
+
+
+async def test_agents_and_operators_are_scraped_where_they_serve_metrics(helm: Helm) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    made = await rendered(
+        helm,
+        metrics={
+            "agentPort": 9001,
+            "operatorPort": 9002,
+            "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+        },
+        networkPolicy={"metricsFrom": peers},
+    )
+    for part, kind, port in (("agent", "DaemonSet", 9001), ("operator", "Deployment", 9002)):
+        workload = made[kind, f"forktree-{part}"]
+        assert f"--metrics-listen=0.0.0.0:{port}" in arguments(workload)
+        ports = {each["name"]: each["containerPort"] for each in container(workload)["ports"]}
+        assert ports["metrics"] == port
+        service = made["Service", f"forktree-{part}-metrics"]
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["selector"] == workload["spec"]["selector"]["matchLabels"]
+        monitor = made["ServiceMonitor", f"forktree-{part}"]
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        # It selects that Service and no other of ours.
+        chosen = monitor["spec"]["selector"]["matchLabels"].items()
+        selected = [key for key, each in made.items() if chosen <= each["metadata"]["labels"].items()]
+        assert selected == [("Service", f"forktree-{part}-metrics")]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert (endpoint["port"], endpoint["interval"]) == ("metrics", "15s")
+        policy = made["NetworkPolicy", f"forktree-{part}"]
+        assert {"ports": [{"port": port, "protocol": "TCP"}], "from": peers} in policy["spec"]["ingress"]
+
+
+async def test_nobody_may_scrape_of_whom_nothing_is_said(helm: Helm) -> None:
+    made = await rendered(helm)
+    assert "ingress" not in made["NetworkPolicy", "forktree-operator"]["spec"]
+    (api,) = made["NetworkPolicy", "forktree-agent"]["spec"]["ingress"]
+    assert api == {"ports": [{"port": 7443, "protocol": "TCP"}]}
+    with pytest.raises(HelmFailed, match=r"say in networkPolicy\.metricsFrom where your Prometheus runs"):
+        await rendered(helm, metrics={"serviceMonitor": {"enabled": True}})
+    await rendered(helm, metrics={"serviceMonitor": {"enabled": True}}, networkPolicy={"enabled": False})
+
+
+async def test_without_metrics_nothing_is_served_and_nothing_can_be_scraped(helm: Helm) -> None:
+    made = await rendered(helm, metrics={"enabled": False}, networkPolicy={"metricsFrom": [{}]})
+    assert "metrics" not in json.dumps([*made.values()]).replace("metrics.", "")
+    with pytest.raises(HelmFailed, match=r"there is nothing to scrape while metrics\.enabled is false"):
+        await rendered(helm, metrics={"enabled": False, "serviceMonitor": {"enabled": True}})
+
+
+async def test_alerts_and_dashboard_are_the_generated_ones_where_they_are_asked_for(helm: Helm) -> None:
+    kinds = {key[0] for key in await rendered(helm)}
+    assert kinds & {"PrometheusRule", "ServiceMonitor", "ConfigMap"} == set()
+    made = await rendered(
+        helm,
+        metrics={
+            "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "forks"}},
+        },
+    )
+    rule = made["PrometheusRule", "forktree"]
+    # Also what looks like a template of helm's, and is Prometheus' own.
+    assert rule["spec"] == yaml.safe_load(RULE.read_text())["spec"]
+    assert "{{ $labels.instance }}" in json.dumps(rule)
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["metadata"]["namespace"] == ELSEWHERE
+    dashboard = made["ConfigMap", "forktree-dashboard"]
+    assert json.loads(dashboard["data"]["forktree.json"]) == json.loads(DASHBOARD.read_text())
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert dashboard["metadata"]["annotations"] == {"grafana_folder": "forks"}
+
+
+async def test_an_operator_is_asked_for_its_health_where_it_serves_it(helm: Helm) -> None:
+    operator = (await rendered(helm, operator={"healthPort": 9003}))["Deployment", "forktree-operator"]
+    assert "--health-listen=0.0.0.0:9003" in arguments(operator)
+    only = container(operator)
+    assert {"name": "health", "containerPort": 9003} in only["ports"]
+    assert only["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert only["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+
+
+async def test_every_option_that_a_program_is_given_is_one_that_it_has(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets = {"a": "/run/forktree/a.sock"}
+    for agent in ({"serveNamespaces": sockets}, {"tls": {"secretName": "given"}}):
+        made = await rendered(helm, agent=agent)
+        for program, kind, name in (
+            (forktree_agent.__main__, "DaemonSet", "forktree-agent"),
+            (forktree_operator.__main__, "Deployment", "forktree-operator"),
+        ):
+            for where, what in ((program, "run"), (uvloop, "run"), (logging, "basicConfig")):
+                monkeypatch.setattr(where, what, nothing)
+            assert program.main(arguments(made[kind, name])) == 0
+
+
+def nothing(*_: object, **__: object) -> int:
+    """In place of what a program would do with its options."""
+    return 0
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -117,6 +278,21 @@ async def test_an_agent_can_be_reached_at_its_node_or_at_its_pod(helm: Helm) -> 
         ({"operator": {"replicas": 0}}, "replicas"),
         ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"agnet": {}}, "agnet"),
+        ({"operator": {"healthPort": 0}}, "healthPort"),
+        ({"agent": {"advertise": "http://node"}}, "advertise"),
+        ({"agent": {"tls": {"secretName": "A secret"}}}, "secretName"),
+        ({"agent": {"tls": {"names": ["a b"]}}}, "names"),
+        ({"agent": {"tls": {"secret": "given"}}}, "secret"),
+        ({"agent": {"service": {"type": "ExternalName"}}}, "type"),
+        ({"agent": {"service": {"port": "https"}}}, "port"),
+        ({"agent": {"serveNamespaces": {"a": "sockets/a"}}}, "serveNamespaces"),
+        ({"agent": {"serveNamespaces": {"A B": "/run/a/b"}}}, "serveNamespaces"),
+        ({"metrics": {"agentPort": 70000}}, "agentPort"),
+        ({"metrics": {"enabled": "yes"}}, "enabled"),
+        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+        ({"metrics": {"prometheusRule": {"labels": {"a": 1}}}}, "labels"),
+        ({"metrics": {"dashboard": {"folder": "forks"}}}, "folder"),
+        ({"networkPolicy": {"metricsFrom": ["monitoring"]}}, "metricsFrom"),
     ],
 )
 async def test_a_wrong_value_is_refused_by_its_name(helm: Helm, values: dict[str, Any], named: str) -> None:

@@ -57,3 +57,22 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{/* Names that clients use beside each agent's own: a list. */}}
+{{- define "forktree.apiNames" -}}
+{{- $names := .Values.agent.tls.names -}}
+{{- if .Values.agent.service.enabled -}}
+{{- $service := printf "forktree.%s" .Release.Namespace -}}
+{{- $names = concat (list $service (printf "%s.svc" $service)) $names -}}
+{{- end -}}
+{{- $names | uniq | toYaml -}}
+{{- end -}}
+
+{{/* Folders of the nodes, beside the state directory, that hold namespaces' sockets: a list. */}}
+{{- define "forktree.socketFolders" -}}
+{{- $folders := list -}}
+{{- range .Values.agent.serveNamespaces -}}
+{{- $folders = append $folders (dir .) -}}
+{{- end -}}
+{{- without (sortAlpha $folders | uniq) (clean .Values.node.stateDirectory) | toYaml -}}
+{{- end -}}
