@@ -84,6 +84,7 @@ fi
 .venv/bin/python -m forktree_dev.cluster_binary >/dev/null
 .venv/bin/python -m forktree_dev.native >/dev/null
 .venv/bin/python -m forktree_dev.images >/dev/null
+.venv/bin/python -m forktree_dev.monitoring.programs
 if [ "${1:-}" = node ]; then
     .venv/bin/python -m forktree_dev.node_programs >/dev/null
     .venv/bin/python -m forktree_dev.container_images >/dev/null
