@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import resource
 import sys
@@ -12,8 +11,11 @@ from pathlib import Path
 
 import uvloop
 
+import forktree_logs
 from forktree.models.quantities import parse_bytes
 from forktree.models.texts import is_dns_label
+from forktree.tracing.context import trace_ids
+from forktree.tracing.exporting import collector_url
 from forktree_agent.main import run
 from forktree_agent.settings import Settings
 
@@ -26,11 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give both --tls-cert and --tls-key, or neither")
     if options.tls_cert is not None and options.tls_name:
         parser.error("--tls-name is for the certificate made here: a given one has its names already")
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    forktree_logs.begin(options.log_format, options.log_level, more=trace_ids)
     take_descriptors()
     host, port = options.listen
     settings = Settings(
@@ -44,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         namespace_sockets=tuple(options.serve_namespace),
         advertise_url=options.advertise,
         metrics_listen=options.metrics_listen,
+        otlp_endpoint=options.otlp_endpoint,
         memory_limit_bytes=options.memory_limit,
         uid_base=options.uid_base,
         accelerator=options.accelerator,
@@ -92,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         help="for /metrics, over plain HTTP and without a token; default: nowhere",
     )
     add(
+        "--otlp-endpoint",
+        type=_collector,
+        metavar="URL",
+        help="of an OpenTelemetry collector that is sent traces, as http://HOST:4318; default: no traces",
+    )
+    add(
         "--memory-limit",
         type=_bytes,
         default=Settings.memory_limit_bytes,
@@ -133,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         help="sessions and forks wait for room (%(default)g)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add("--log-format", default="text", choices=forktree_logs.FORMATS, help="json: one object a line")
     return parser
 
 
@@ -147,6 +153,13 @@ def _host(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f:.]+|(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor an address")
     return text
+
+
+def _collector(text: str) -> str:
+    try:
+        return collector_url(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err
 
 
 def _namespace_socket(text: str) -> tuple[str, Path]:

@@ -22,6 +22,8 @@ from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.metrics.api_writes import counting_writes
 from forktree.metrics.serving import serving_metrics
+from forktree.tracing.exporting import exporting
+from forktree.tracing.spans import Attribute, Tracer
 from forktree_agent.control.control import Control
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
@@ -97,6 +99,12 @@ async def _serve(settings: Settings) -> None:
     metrics = Metrics()
     observe = counting_writes(metrics.instruments)
     async with (
+        exporting(
+            settings.otlp_endpoint,
+            "forktree-agent",
+            version=version("forktree"),
+            about={Attribute.NODE: settings.node_name},
+        ) as tracer,
         KubeClient.connected(
             access, user_agent=f"forktree-agent/{version('forktree')}", observe=observe
         ) as client,
@@ -107,7 +115,7 @@ async def _serve(settings: Settings) -> None:
     ):
         # Alive from here on: taking over many machines, or a first canary, takes longer than a Lease lasts.
         lease = tasks.create_task(AgentLease(settings, client).run(), name="lease")
-        working = tasks.create_task(_work(settings, client, keeper, metrics), name="work")
+        working = tasks.create_task(_work(settings, client, keeper, metrics, tracer), name="work")
         stopping = tasks.create_task(stop.wait(), name="stop")
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
@@ -133,7 +141,9 @@ async def _keeper(settings: Settings) -> AsyncGenerator[Keeper]:
         yield keeper
 
 
-async def _work(settings: Settings, client: KubeClient, keeper: Keeper, metrics: Metrics) -> None:
+async def _work(
+    settings: Settings, client: KubeClient, keeper: Keeper, metrics: Metrics, tracer: Tracer | None
+) -> None:
     journal = Journal.opened(settings.state_directory / JOURNAL, keeper.boot_id)
     async with _engine(settings, keeper, journal) as engine:
         adoption = await engine.adopt(deadline=loop_now() + settings.adopt_seconds)
@@ -150,7 +160,13 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper, metrics:
         metrics.probed(passed=capability.passed)
         async with (
             Control.running(
-                settings, client=client, engine=engine, journal=journal, adoption=adoption, metrics=metrics
+                settings,
+                client=client,
+                engine=engine,
+                journal=journal,
+                adoption=adoption,
+                metrics=metrics,
+                tracer=tracer,
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
             serving(
@@ -158,6 +174,7 @@ async def _work(settings: Settings, client: KubeClient, keeper: Keeper, metrics:
                 Api(client, control.facade, proxy),
                 metrics.answered,
                 _doors(settings, client, control.facade),
+                tracer,
             ) as served,
         ):
             facts = NodeFacts(

@@ -30,6 +30,8 @@ class Settings:
     """Where clients reach this agent's API, with scheme https. Empty: at the address it listens on."""
     metrics_listen: tuple[str, int] | None = None
     """Where `/metrics` is, over plain HTTP and without a token. None: nowhere; port 0: any free one."""
+    otlp_endpoint: str | None = None
+    """Of a collector that is sent traces, without a path. None: there are none."""
     memory_limit_bytes: int = 4 << 30
     """What all machines and instants may take together at their worst. What the DaemonSet requests."""
     uid_base: int = 200_000

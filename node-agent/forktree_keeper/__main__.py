@@ -14,6 +14,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import forktree_logs
 from forktree_keeper.cgroups import CgroupsUnavailable, ControlGroups
 from forktree_keeper.protocol import LOG_FOLDER, SOCKET_NAME, socket_address
 from forktree_keeper.server import Server
@@ -37,8 +38,11 @@ def main() -> None:
     parser.add_argument(
         "--cgroup-root", required=True, help="name of the group below which each tree gets its own"
     )
+    parser.add_argument(
+        "--log-format", default="text", choices=forktree_logs.FORMATS, help="json: one object a line"
+    )
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    forktree_logs.begin(arguments.log_format, "info", text="%(asctime)s %(levelname)s %(message)s")
     try:
         _run(arguments.state_dir, arguments.cgroup_root)
     except (OSError, CgroupsUnavailable, StateDirectoryBusy) as error:

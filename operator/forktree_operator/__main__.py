@@ -13,6 +13,9 @@ from pathlib import Path
 
 import uvloop
 
+import forktree_logs
+from forktree.tracing.context import trace_ids
+from forktree.tracing.exporting import collector_url
 from forktree_operator.main import run
 from forktree_operator.settings import Settings
 
@@ -20,11 +23,7 @@ from forktree_operator.settings import Settings
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to stop. 0 after SIGTERM or SIGINT; 1 means: start it again."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    forktree_logs.begin(options.log_format, options.log_level, more=trace_ids)
     # kopf tells of every stream and step at INFO; what matters of that comes as a warning.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     settings = Settings(
@@ -33,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         identity=options.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:5]}",
         metrics_listen=options.metrics_listen,
         health_listen=options.health_listen,
+        otlp_endpoint=options.otlp_endpoint,
         lease_seconds=options.lease_seconds,
         sweep_seconds=options.sweep_seconds,
         source_exists_seconds=options.source_exists_seconds,
@@ -59,7 +59,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="for /healthz and /readyz, likewise",
     )
+    parser.add_argument(
+        "--otlp-endpoint",
+        type=_collector,
+        metavar="URL",
+        help="of an OpenTelemetry collector that is sent traces, as http://HOST:4318; default: no traces",
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.add_argument(
+        "--log-format", default="text", choices=forktree_logs.FORMATS, help="json: one object a line"
+    )
     for option, default, text in (
         ("--lease-seconds", Settings.lease_seconds, "how long a leader holds without renewal"),
         ("--sweep-seconds", Settings.sweep_seconds, "longest time between two sweeps"),
@@ -75,6 +84,13 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _collector(text: str) -> str:
+    try:
+        return collector_url(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err
 
 
 def _positive(text: str) -> float:

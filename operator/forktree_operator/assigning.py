@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from forktree_operator.lifesigns import Lifesigns
 from forktree_operator.metrics import Metrics
 from forktree_operator.nodes import BAKE_PROMISE_SECONDS, PROMISE_SECONDS, Nodes
 from forktree_operator.templates import Templates
+from forktree_operator.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +53,11 @@ class Assigning:
         patience: Patience,
         requests_in_flight: int,
         metrics: Metrics,
+        traces: Traces,
     ) -> None:
         self._client, self._templates, self._nodes, self._lifesigns = client, templates, nodes, lifesigns
         self._patience = patience
-        self._metrics = metrics
+        self._metrics, self._traces = metrics, traces
         self._slots = asyncio.Semaphore(requests_in_flight)
         self._busy: set[Uid] = set()
 
@@ -98,7 +101,7 @@ class Assigning:
     async def _place_once(self, session: Session) -> AgainSeconds:
         if session.spec.template_ref is None:
             return None
-        metadata = session.metadata
+        metadata, began_at = session.metadata, time.monotonic()
         template = await self._templates.get(metadata.namespace or "", session.spec.template_ref.name)
         now = asyncio.get_running_loop().time()
         rooms = self._nodes.rooms(now)
@@ -120,6 +123,7 @@ class Assigning:
                     self._nodes.withdraw(node, *promises)
                     raise
                 self._metrics.placed(metadata)
+                self._traces.decided(session, began_at, node=node)
                 log.info("placed session=%s/%s node=%s", metadata.namespace, metadata.name, node)
             case Wait(reason, message, again_seconds):
                 await self._write_status(session, patches.wait(session, reason, message))
@@ -129,17 +133,19 @@ class Assigning:
         return None
 
     async def _route_once(self, fork: Fork) -> AgainSeconds:
-        born_on = fork.metadata.annotations.get(BORN_ON_ANNOTATION)
+        began_at, born_on = time.monotonic(), fork.metadata.annotations.get(BORN_ON_ANNOTATION)
         source = await self._source(fork) if born_on is None else None
         agent = self._agent_of(source) if born_on is None else self._agent_state(born_on)
         match route(fork, source, agent, _now(), self._patience):
             case Place(node):
                 await self._write_status(fork, patches.route(fork, node))
                 self._metrics.routed(fork.metadata)
+                self._traces.decided(fork, began_at, node=node)
                 log.info("routed fork=%s/%s node=%s", fork.metadata.namespace, fork.metadata.name, node)
             case Reject(reason, message):
                 await self._write_status(fork, patches.fail_fork(fork, reason, message, _now()))
                 self._metrics.rejected(reason)
+                self._traces.decided(fork, began_at, rejected=(reason, message))
                 name = f"{fork.metadata.namespace}/{fork.metadata.name}"
                 log.info("rejected fork=%s reason=%s message=%s", name, reason, message)
             case Wait(reason, message, again_seconds):

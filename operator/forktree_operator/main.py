@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from importlib.metadata import version
 
 from forktree.kube.access import AccessError, ClusterAccess
 from forktree.kube.client import KubeClient
@@ -13,6 +14,7 @@ from forktree.kube.events import Announcer
 from forktree.metrics.api_writes import counting_writes
 from forktree.metrics.serving import serving_metrics
 from forktree.plain_http import CannotListen
+from forktree.tracing.exporting import CannotTrace, exporting
 from forktree_operator.assigning import Assigning
 from forktree_operator.decide.routing import Patience
 from forktree_operator.handlers import Handlers
@@ -24,6 +26,7 @@ from forktree_operator.nodes import Nodes
 from forktree_operator.settings import Settings
 from forktree_operator.sweep import Sweep
 from forktree_operator.templates import Templates
+from forktree_operator.traces import Traces
 from forktree_operator.watching import WatchingStopped, watch_events
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ async def run(settings: Settings) -> int:
     failures: list[Exception] = []
     try:
         await _elect(settings, stop)
-    except* (AccessError, CannotListen, KubeError, LeadershipLost, WatchingStopped) as group:
+    except* (AccessError, CannotListen, CannotTrace, KubeError, LeadershipLost, WatchingStopped) as group:
         failures.extend(_leaves(group))
     for failure in failures:
         log.error("stopped error=%s", failure)
@@ -53,6 +56,7 @@ async def _elect(settings: Settings, stop: asyncio.Event) -> None:
     metrics, health = Metrics(), Health()
     observe = counting_writes(metrics.instruments)
     async with (
+        exporting(settings.otlp_endpoint, "forktree-operator", version=version("forktree")) as tracer,
         KubeClient.connected(access, user_agent="forktree-operator", observe=observe) as client,
         serving_metrics(settings.metrics_listen, metrics.instruments),
         serving_health(settings.health_listen, health),
@@ -69,7 +73,15 @@ async def _elect(settings: Settings, stop: asyncio.Event) -> None:
                 with metrics.leading():
                     async with asyncio.TaskGroup() as tasks:
                         keeping = tasks.create_task(leadership.keep(), name="leadership")
-                        await _lead(settings, access, client, stop, metrics=metrics, health=health)
+                        await _lead(
+                            settings,
+                            access,
+                            client,
+                            stop,
+                            metrics=metrics,
+                            health=health,
+                            traces=Traces(tracer),
+                        )
                         keeping.cancel()
         finally:
             await leadership.release()
@@ -83,6 +95,7 @@ async def _lead(
     *,
     metrics: Metrics,
     health: Health,
+    traces: Traces,
 ) -> None:
     """Work until `stop`. Raises in a group what made it stop before."""
     templates, lifesigns = Templates(client), Lifesigns()
@@ -96,6 +109,7 @@ async def _lead(
         patience=patience,
         requests_in_flight=settings.requests_in_flight,
         metrics=metrics,
+        traces=traces,
     )
     announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
     sweep = Sweep(

@@ -25,6 +25,9 @@ class Settings:
     health_listen: tuple[str, int] | None = None
     """Where `/healthz` and `/readyz` are, likewise."""
 
+    otlp_endpoint: str | None = None
+    """Of a collector that is sent traces, without a path. None: there are none."""
+
     lease_seconds: float = 12.0
     """How long the leader's Lease holds without renewal: the longest gap when a leader dies. Whole seconds,
     as the API has it. Thus a new leader is at work within 15 s, and one that lives may miss the API server

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ def each(calls: Sequence[Callable[[], T]], *, at_once: int) -> list[T]:
         return [calls[0]()]
     with ThreadPoolExecutor(max(1, min(at_once, len(calls))), "forktree") as threads:
         for index in range(len(calls)):
-            threads.submit(one, index)
+            threads.submit(copy_context().run, one, index)  # With the span that the caller is in.
     if failures:
         raise failures[0]
     return [results[index] for index in range(len(calls))]

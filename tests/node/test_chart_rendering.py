@@ -79,6 +79,23 @@ async def test_a_keeper_requests_what_its_agent_may_promise(helm: Helm) -> None:
     assert "--memory-limit=48Gi" in container(made["DaemonSet", "forktree-agent"])["args"]
 
 
+async def test_logs_and_traces_are_asked_of_each_program_that_has_them(helm: Helm) -> None:
+    programs = [("Deployment", "forktree-operator"), ("DaemonSet", "forktree-agent")]
+    keeper = ("DaemonSet", "forktree-keeper")
+    made = await rendered(helm)
+    for key in (*programs, keeper):
+        arguments = container(made[key])["args"]
+        assert "--log-format=text" in arguments
+        assert not [each for each in arguments if "otlp" in each]
+    collector = "http://collector.monitoring:4318"
+    made = await rendered(helm, logFormat="json", tracing={"otlpEndpoint": collector})
+    for key in (*programs, keeper):
+        assert "--log-format=json" in container(made[key])["args"]
+    for key in programs:
+        assert f"--otlp-endpoint={collector}" in container(made[key])["args"]
+    assert not [each for each in container(made[keeper])["args"] if "otlp" in each]
+
+
 async def test_only_agents_and_keepers_are_privileged_and_keepers_have_no_token(helm: Helm) -> None:
     made = await rendered(helm)
     pods = [
@@ -277,6 +294,8 @@ def nothing(*_: object, **__: object) -> int:
         ({"agent": {"port": 70000}}, "port"),
         ({"operator": {"replicas": 0}}, "replicas"),
         ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"logFormat": "xml"}, "logFormat"),
+        ({"tracing": {"otlpEndpoint": "collector:4317"}}, "otlpEndpoint"),
         ({"agnet": {}}, "agnet"),
         ({"operator": {"healthPort": 0}}, "healthPort"),
         ({"agent": {"advertise": "http://node"}}, "advertise"),

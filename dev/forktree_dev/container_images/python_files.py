@@ -22,7 +22,7 @@ from forktree_dev import cache
 from forktree_dev.checkout import CHECKOUT
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-EXTRAS = ("operator", "agent")
+EXTRAS = ("operator", "agent", "tracing")
 
 _HEAD = "# From pyproject.toml, by `python -m forktree_dev.container_images lock`: wheels of Debian's Python."
 _PLATFORM = (

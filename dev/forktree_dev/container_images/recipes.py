@@ -58,7 +58,7 @@ file of theirs."""
 OPERATOR = Recipe(
     name="operator",
     says="forktree's operator: places sessions, routes forks",
-    extras=("operator",),
+    extras=("operator", "tracing"),
     command=("python3", "-m", "forktree_operator"),
 )
 
@@ -66,7 +66,7 @@ NODE = Recipe(
     name="node",
     says="forktree's agent and keeper, with the machines' QEMU, kernel and root file systems",
     debian=("qemu-system-x86",),
-    extras=("agent",),
+    extras=("agent", "tracing"),
     guests=("tiny", "python", "gym"),
     user=0,  # Starts processes under other user ids, in control groups and namespaces.
     command=("python3", "-m", "forktree_agent"),

@@ -61,12 +61,12 @@ class Births:
 
         `seen_at` is as in its record, `deadline` loop time. Raises `JournalError`; nothing was begun then.
         """
-        record = fork_begun(fork, plan, seen_at)
+        record = fork_begun(fork, plan, seen_at, self._world.traces.of(fork))
         self._world.records.put_fork(record)
         # From here on what is deleted above takes this fork along, though no object says so yet.
         self._world.tree.place(place_of(fork), plan.above, now=loop_now())
         return await asyncio.gather(
-            self._branched(fork, plan, record, deadline),
+            self._followed(fork, plan, record, deadline),
             adopted(self._world, fork, record),
             return_exceptions=True,
         )
@@ -79,11 +79,11 @@ class Births:
         read, and `JournalError`.
         """
         uid = fork.metadata.uid
-        record = fork_begun(fork, plan, seen_at)
+        record = fork_begun(fork, plan, seen_at, self._world.traces.of(fork))
         self._world.records.put_fork(record)
         self._world.tree.place(place_of(fork), plan.above, now=loop_now())
         try:
-            await self._branched(fork, plan, record, deadline)
+            await self._followed(fork, plan, record, deadline)
         except BaseException:
             self._world.records.remove_fork(uid)
             self._world.tree.drop(uid)
@@ -92,6 +92,10 @@ class Births:
         if made is None:
             raise ParentLost(f"session {plan.above.name} was deleted while it was forked")
         return made
+
+    async def _followed(self, fork: Fork, plan: Begin, record: ForkRecord, deadline: float) -> ForkResult:
+        with self._world.traces.on(record.trace):
+            return await self._branched(fork, plan, record, deadline)
 
     async def _branched(self, fork: Fork, plan: Begin, record: ForkRecord, deadline: float) -> ForkResult:
         """The machines, noted as soon as they are there."""
@@ -133,6 +137,7 @@ class Births:
         clocks = result.clocks
         mode = mode_of(result)
         self._world.metrics.forked(road, mode, clocks)
+        self._world.traces.forked(record, road, mode, clocks)
         if total_ms is not None:
             self._world.metrics.fork_took(road, mode, Stage.TOTAL, total_ms)
         log.info(

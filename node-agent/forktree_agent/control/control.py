@@ -11,6 +11,7 @@ from functools import partial
 from forktree.kube.client import KubeClient
 from forktree.kube.events import Announcer
 from forktree.models import Fork, Session
+from forktree.tracing.spans import Tracer
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.bakes import Bakes
 from forktree_agent.control.branch_logs import BranchLogs
@@ -22,12 +23,14 @@ from forktree_agent.control.expiry import Expiry
 from forktree_agent.control.facade import Facade, Known
 from forktree_agent.control.forks import Forks
 from forktree_agent.control.living import Living
+from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import child_owner, is_early
 from forktree_agent.control.prune import Pruner
 from forktree_agent.control.records import Records
 from forktree_agent.control.sessions import Sessions
 from forktree_agent.control.status_writer import StatusWriter
 from forktree_agent.control.sweep import Sweep
+from forktree_agent.control.traces import Traces
 from forktree_agent.control.tree import Place
 from forktree_agent.control.watches import Watches
 from forktree_agent.control.workers import Workers
@@ -75,13 +78,14 @@ class Control:
         journal: Journal,
         adoption: Adoption,
         metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> AsyncGenerator[Control]:
         """Decide for this node until left. Machines run on then; the next agent takes them over.
 
-        `adoption` is what `engine` answered to `adopt`.
+        `adoption` is what `engine` answered to `adopt`. No `tracer`: nobody follows traces.
         """
         async with asyncio.TaskGroup() as tasks:
-            records = Records(journal)
+            records, sessions = Records(journal), Store[Session]()
             world = World(
                 settings=settings,
                 client=client,
@@ -90,6 +94,7 @@ class Control:
                 writer=StatusWriter(client),
                 announcer=Announcer(client, reporter=REPORTER, instance=settings.node_name),
                 metrics=metrics,
+                traces=Traces(tracer, records, sessions),
                 living=Living(engine),
                 activity=Activity(loop_now),
                 session_work=Workers("session", tasks),
@@ -100,6 +105,7 @@ class Control:
                 logs=BranchLogs.opened(
                     settings.state_directory / BRANCH_LOGS, {each.uid for each in records.forks()}
                 ),
+                sessions=sessions,
             )
             place_known(world)
             bakes = Bakes(settings, client, engine, tasks, room_changed=world.room_changed)

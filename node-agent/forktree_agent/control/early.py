@@ -30,14 +30,16 @@ from forktree.models import (
     Uid,
 )
 from forktree.models.fork import Branch, ForkSource, SourceRef
-from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, ROOT_LABEL
+from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, ROOT_LABEL, TRACE_ANNOTATION
+from forktree.tracing.context import TraceContext, current, within
 from forktree_agent.control.births import Births, end_loose, mode_of, told_of
 from forktree_agent.control.decide_fork import Begin, LiveSource, Refuse, Wait, begin
+from forktree_agent.control.noting import clocks_of
 from forktree_agent.control.owners import child_owner, early_uid, is_early, owner_of, point_owner
 from forktree_agent.control.records import ForkRecord
 from forktree_agent.control.together import each_of
 from forktree_agent.control.tree import Place
-from forktree_agent.control.world import World, loop_now
+from forktree_agent.control.world import World, boot_now, loop_now
 from forktree_agent.engine.contract import DeadlineExceeded, MachineGone, Owner
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ class _Asked:
     seen_at: float
     deadline: float
     made: asyncio.Future[ForkRecord | Refused]
+    trace: TraceContext | None
+    """The span of the request, if anybody follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class EarlyForks:
             case Begin() as plan:
                 pass
         made: asyncio.Future[ForkRecord | Refused] = asyncio.get_running_loop().create_future()
-        asked = _Asked(fork=fork, plan=plan, seen_at=seen_at, deadline=deadline, made=made)
+        asked = _Asked(fork=fork, plan=plan, seen_at=seen_at, deadline=deadline, made=made, trace=current())
         known = self._known[named] = _Known(fork.metadata.uid, parent.metadata.uid, replicas, labels, asked)
         # By its worker, so that a deletion of what is above ends it as it ends all other work below.
         world.early_work.poke(fork.metadata.uid)
@@ -207,7 +211,8 @@ class EarlyForks:
         uid, above = asked.fork.metadata.uid, asked.plan.above
         refused = Refused(Reason.INTERNAL, f"session {above.name} could not be forked: see the agent's log")
         try:
-            record = await self._made(asked)
+            with within(asked.trace):
+                record = await self._made(asked)
         except ForktreeError as err:
             refused = Refused(err.reason, err.message)
         except asyncio.CancelledError:
@@ -224,6 +229,10 @@ class EarlyForks:
                     why = f"session {above.name} was deleted while it was forked"
                     refused = Refused(Reason.SOURCE_GONE, why)
                 self._world.metrics.fork_failed(refused.reason)
+                with within(asked.trace):
+                    self._world.traces.failed(
+                        asked.fork, asked.seen_at, boot_now(), refused.reason, refused.message
+                    )
                 asked.made.set_result(refused)
 
     async def _made(self, asked: _Asked) -> ForkRecord:
@@ -275,6 +284,13 @@ class EarlyForks:
         clocks = [ready_ms for answered, ready_ms in heard if answered and ready_ms is not None]
         missing = tuple(index for index, (answered, _) in enumerate(heard) if not answered)
         ready_ms = max(clocks, default=None) if len(clocks) == len(heard) else None
+        self._world.traces.answered(
+            record,
+            Road.EARLY,
+            mode_of(made),
+            clocks_of(made),
+            [each_ms if answered else None for answered, each_ms in heard],
+        )
         if ready_ms is not None:
             self._world.metrics.fork_took(Road.EARLY, mode_of(made), Stage.READY, ready_ms)
         self._world.records.put_fork(
@@ -392,12 +408,15 @@ def _spec(session: str, uid: Uid, replicas: int, labels: Mapping[str, str]) -> F
 def _object(record: ForkRecord, node: str) -> Fork:
     """The object to be written, in its place in the tree from the first."""
     assert record.result is not None
+    annotations = {BORN_ANNOTATION: record.uid, BORN_ON_ANNOTATION: node}
+    if record.trace is not None:
+        annotations[TRACE_ANNOTATION] = record.trace.span
     return Fork(
         metadata=ObjectMeta(
             name=record.name,
             namespace=record.namespace,
             labels={ROOT_LABEL: record.lineage.root},
-            annotations={BORN_ANNOTATION: record.uid, BORN_ON_ANNOTATION: node},
+            annotations=annotations,
             owner_references=(
                 OwnerReference(
                     api_version=API_VERSION,

@@ -353,6 +353,8 @@ class Forks:
             status = fork_fails(fork, reason, message, self._children.left(fork), wall_now())
             await self._world.write_fork(fork, status)
             self._world.metrics.fork_failed(reason)
+            now = boot_now()
+            self._world.traces.failed(fork, self._seen.get(uid, now), now, reason, message)
             log.error("fork_failed uid=%s reason=%s message=%r", uid, reason, message)
             self._world.announcer.say(Subject.of(fork), EventReason.REJECTED, f"{reason}: {message}")
         self._over(uid)

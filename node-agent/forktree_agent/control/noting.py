@@ -7,6 +7,7 @@ from forktree.models.session_template import Hook
 from forktree_agent.control.decide_fork import Begin
 from forktree_agent.control.owners import child_owner, is_early, owner_of
 from forktree_agent.control.records import (
+    Followed,
     ForkMade,
     ForkRecord,
     HookRecord,
@@ -18,7 +19,7 @@ from forktree_agent.control.records import (
 )
 from forktree_agent.control.seeds import seeds_of
 from forktree_agent.control.world import boot_now, wall_now
-from forktree_agent.engine.contract import ForkResult, Machine
+from forktree_agent.engine.contract import ForkClocks, ForkResult, Machine
 
 
 def started(machine: Machine, *, fork_ms: float | None) -> Start:
@@ -33,7 +34,7 @@ def started(machine: Machine, *, fork_ms: float | None) -> Start:
     )
 
 
-def root_begun(session: Session, template: SessionTemplate) -> SessionRecord:
+def root_begun(session: Session, template: SessionTemplate, trace: Followed | None) -> SessionRecord:
     """A root that is about to get its machine from `template`."""
     limits = template.spec.tree_limits
     return SessionRecord(
@@ -60,6 +61,7 @@ def root_begun(session: Session, template: SessionTemplate) -> SessionRecord:
             ),
         ),
         seen_at=boot_now(),
+        trace=trace,
     )
 
 
@@ -80,7 +82,7 @@ def bound(session: Session, record: ForkRecord, index: int) -> SessionRecord:
     )
 
 
-def fork_begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
+def fork_begun(fork: Fork, plan: Begin, seen_at: float, trace: Followed | None) -> ForkRecord:
     """A fork whose machines are about to be made. Monotonic seconds, as in its record."""
     early = is_early(fork.metadata.uid)
     return ForkRecord(
@@ -98,6 +100,7 @@ def fork_begun(fork: Fork, plan: Begin, seen_at: float) -> ForkRecord:
         labels=fork.spec.branch(0).labels if early else {},
         parent_seed=plan.seed,
         parent_env=tuple(each.to_json() for each in plan.env),
+        trace=trace,
     )
 
 
@@ -111,6 +114,14 @@ def fork_made(result: ForkResult) -> ForkMade:
         pause_ms=clocks.pause_ms,
         fork_ms=clocks.fork_ms,
         ready_ms=clocks.ready_ms,
+        began_at=clocks.began_at,
+    )
+
+
+def clocks_of(made: ForkMade) -> ForkClocks:
+    """What is still known of an engine's clocks."""
+    return ForkClocks(
+        pause_ms=made.pause_ms, fork_ms=made.fork_ms, ready_ms=made.ready_ms, began_at=made.began_at
     )
 
 

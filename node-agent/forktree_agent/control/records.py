@@ -51,6 +51,15 @@ class HookRecords(msgspec.Struct, frozen=True, kw_only=True):
         return Hooks(pre=_command(self.pre), post=_command(self.post))
 
 
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """The span of a fork or of a root's start, where somebody follows traces."""
+
+    span: str
+    """As a `traceparent`."""
+    below: str | None
+    """That of whoever asked for it; None: its trace is its own."""
+
+
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """A session's place in its tree. All children of one fork have the same."""
 
@@ -98,6 +107,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the scorer of its Fork printed for it."""
     ended: bool = False
     """It is over: its object is gone or was refused. It is never started again."""
+    trace: Followed | None = None
+    """Of a root: its start's span."""
 
 
 class ForkMade(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +121,8 @@ class ForkMade(msgspec.Struct, frozen=True, kw_only=True):
     fork_ms: float
     ready_ms: float | None
     """None until all are known to have answered, or not to."""
+    began_at: float | None = None
+    """What these clocks begin with: monotonic seconds, the same for one boot."""
 
 
 class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +162,8 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Each child has answered its identity, or was ended because it did not."""
     unanswered: tuple[int, ...] = ()
     """Children that ran and did not answer. All or nothing is only what nobody has heard of yet."""
+    trace: Followed | None = None
+    """Its span: forks of its children point there."""
 
     def child_name(self, index: int) -> str:
         """The name of a child's Session, whether that is written yet or not."""

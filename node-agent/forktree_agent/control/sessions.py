@@ -228,13 +228,17 @@ class Sessions:
             baseline, result = started_from
             machine, fork_ms = result.children[0], result.clocks.fork_ms
             self._world.metrics.forked(Road.ROOT, machine.mode, result.clocks)
+            if (begun := self._world.records.session(owner)) is not None:
+                self._world.traces.started(begun, machine.mode, result.clocks)
             log.info(
                 "started uid=%s machine=%s baseline=%s fork_ms=%.1f",
                 uid, machine.id, baseline.id, fork_ms,
             )  # fmt: skip
         else:
             fork_ms = None
-        record = self._world.records.session(owner) or root_begun(session, template)
+        record = self._world.records.session(owner) or root_begun(
+            session, template, self._world.traces.of(session)
+        )
         self._world.records.put_session(
             msgspec.structs.replace(record, start=started(machine, fork_ms=fork_ms))
         )
@@ -277,7 +281,7 @@ class Sessions:
 
         Another template may have got the name since it was begun.
         """
-        begun = root_begun(session, template)
+        begun = root_begun(session, template, self._world.traces.of(session))
         known = self._world.records.session(begun.owner)
         record = begun if known is None else msgspec.structs.replace(known, lineage=begun.lineage)
         if record != known:
@@ -362,6 +366,9 @@ class Sessions:
             log.error("session_failed uid=%s reason=%s message=%r", uid, reason, message)
             if record is None or record.start is None:  # One that ran and was lost was not rejected.
                 self._world.metrics.fork_failed(reason)
+                now = boot_now()
+                seen_at = now if record is None else record.seen_at
+                self._world.traces.not_started(session, seen_at, now, reason, message)
                 self._world.announcer.say(Subject.of(session), EventReason.REJECTED, f"{reason}: {message}")
         del self._verdicts[uid]
         self._world.waiting.over(uid)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from forktree.errors import ForktreeError
 from forktree.models import Uid
+from forktree.tracing.context import unfollowed
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Workers:
 
     async def _work(self, uid: Uid, worker: _Worker) -> None:
         failures = 0
+        unfollowed()  # Whoever poked first is not whom it works for.
         try:
             while True:
                 worker.poked.clear()

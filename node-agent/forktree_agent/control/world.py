@@ -17,6 +17,7 @@ from forktree_agent.control.newborns import Newborns
 from forktree_agent.control.objects import Store
 from forktree_agent.control.records import Records
 from forktree_agent.control.status_writer import Outdated, StatusWriter
+from forktree_agent.control.traces import Traces
 from forktree_agent.control.tree import Node, Place, Tree, owner_place
 from forktree_agent.control.waiting import SourceName, Waiting
 from forktree_agent.control.workers import Workers
@@ -39,6 +40,7 @@ class World:
     writer: StatusWriter
     announcer: Announcer
     metrics: Metrics
+    traces: Traces
     living: Living
     activity: Activity
     session_work: Workers
@@ -47,7 +49,7 @@ class World:
     branch_work: Workers
     early_work: Workers
     logs: BranchLogs
-    sessions: Store[Session] = field(default_factory=Store[Session])
+    sessions: Store[Session]
     forks: Store[Fork] = field(default_factory=Store[Fork])
     tree: Tree = field(default_factory=Tree)
     waiting: Waiting = field(default_factory=Waiting)

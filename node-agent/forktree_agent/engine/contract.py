@@ -307,6 +307,10 @@ class ForkClocks:
     """Parent stopped (earlier instant: children released from it) to every child running."""
     ready_ms: float | None
     """The same start, to every child's answered identity message. None where that was not waited for."""
+    began_at: float | None = None
+    """That start, in monotonic seconds. None where nothing was started."""
+    copied_ms: tuple[float, float] | None = None
+    """From and until when, after that start, the parent's pages were copied while it stood still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

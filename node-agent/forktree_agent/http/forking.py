@@ -36,6 +36,7 @@ from forktree_agent.http.discarding import discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
 from forktree_agent.http.locating import no_such_session, recorded
 from forktree_agent.http.naming import FOR_CALLERS, any_name
+from forktree_agent.http.trace_context import annotated
 from forktree_agent.http.waiting import Vanished, until
 
 ALL_RUN = {ForkPhase.RUNNING, ForkPhase.COMPLETE}
@@ -241,7 +242,7 @@ async def _object(client: KubeClient, node: str, source: Session | Fork, asked: 
             name=asked.name or any_name(node),
             namespace=metadata.namespace,
             labels=dict(asked.labels),
-            annotations=asked.annotations,
+            annotations=annotated(asked.annotations),
         ),
         spec=spec_of(asked.body, starts),
     )

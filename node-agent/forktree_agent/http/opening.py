@@ -15,6 +15,7 @@ from forktree.wire import CreateSession, SessionCreated
 from forktree_agent.http.discarding import created, discard
 from forktree_agent.http.errors import Code, Refusal, refusal_for
 from forktree_agent.http.forking import variables
+from forktree_agent.http.trace_context import annotated
 from forktree_agent.http.waiting import Vanished, until
 
 WAIT_SECONDS = 110.0
@@ -95,7 +96,7 @@ async def _object(
             name=request.name or f"sess-{secrets.token_hex(8)}",
             namespace=namespace,
             labels=request.labels,
-            annotations=annotations,
+            annotations=annotated(annotations),
         ),
         spec=SessionSpec(
             template_ref=TemplateRef(name=request.template_id),

@@ -33,6 +33,7 @@ from forktree_agent.http.remembering import Remembered
 from forktree_agent.http.requests import REQUEST_ID
 from forktree_agent.http.sockets import MAX_MESSAGE_BYTES, joined
 from forktree_agent.http.streaming import Pieces
+from forktree_agent.http.trace_context import handed_on
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +221,7 @@ class Proxy:
             "Authorization": request.headers.get("Authorization", ""),
             "Content-Type": "application/json",
             HOP_HEADER: self._node_name,
+            **handed_on(),
         }
         if IDEMPOTENCY_KEY in request.headers and errand.body is None:
             headers[IDEMPOTENCY_KEY] = request.headers[IDEMPOTENCY_KEY]

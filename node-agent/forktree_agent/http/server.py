@@ -17,6 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from forktree.errors import ForktreeError
+from forktree.tracing.spans import Tracer
 from forktree.wire import MAX_BODY_BYTES
 from forktree_agent.http import certificates
 from forktree_agent.http.bodies import refused
@@ -24,6 +25,7 @@ from forktree_agent.http.connections import Bounds, Entrance, listening_on
 from forktree_agent.http.errors import Code, Refusal, place_of, refusal_of
 from forktree_agent.http.requests import LAST, LOAD, REQUEST_ID, SEEN, Load
 from forktree_agent.http.routes import Api
+from forktree_agent.http.tracing import following
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +83,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    listener: Listener, api: Api, answered: Answered, doors: Iterable[Door] = ()
+    listener: Listener,
+    api: Api,
+    answered: Answered,
+    doors: Iterable[Door] = (),
+    tracer: Tracer | None = None,
 ) -> AsyncGenerator[Served]:
-    """Serve `api` inside the block, and beside it each of `doors`.
+    """Serve `api` inside the block, and beside it each of `doors`. No `tracer`: nobody follows requests.
 
     Leaving it gives what is in flight a short grace, and begins nothing new. Raises `OSError` where the
     address cannot be bound or the made certificate cannot be written, `UnusableCertificate`.
@@ -92,12 +98,12 @@ async def serving(
     listening, ending = await listening_on(listener.host, listener.port), _Ending()
     async with AsyncExitStack() as stack:
         entrance = await stack.enter_async_context(
-            _Edge(ending, answered).around(api.routes(), listening, identity.context, listener.bounds)
+            _Edge(ending, answered, tracer).around(api.routes(), listening, identity.context, listener.bounds)
         )
         for door in doors:
             # Each with a bound of its own: a crowd at one does not shut the others.
             await stack.enter_async_context(
-                _Edge(ending, answered).around(door.routes, door.listening, None, door.bounds)
+                _Edge(ending, answered, tracer).around(door.routes, door.listening, None, door.bounds)
             )
         log.info("http_serving host=%s port=%d", listener.host, entrance.port)
         yield Served(port=entrance.port, authority=identity.authority, ca_bundle=identity.ca_bundle)
@@ -126,8 +132,9 @@ class _Ending:
 class _Edge:
     """Around every request: an id, a bound on how many run, errors put into words, a log line."""
 
-    def __init__(self, ending: _Ending, answered: Answered) -> None:
+    def __init__(self, ending: _Ending, answered: Answered, tracer: Tracer | None) -> None:
         self._answered = answered
+        self._outermost = [] if tracer is None else [following(tracer)]
         self._running = 0
         self._ending = ending
         self._idle = asyncio.Event()
@@ -137,7 +144,7 @@ class _Edge:
         self, routes: list[web.RouteDef], listening: socket.socket, tls: ssl.SSLContext | None, bounds: Bounds
     ) -> AsyncGenerator[Entrance]:
         """Serve these routes inside the block."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self.middleware])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*self._outermost, self.middleware])
         app.add_routes(routes)
         async with Entrance.open(app, listening, tls=tls, bounds=bounds) as entrance:
             try:

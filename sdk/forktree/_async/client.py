@@ -12,6 +12,7 @@ from forktree._async.connecting import AsyncConnection
 from forktree._async.session import AsyncSession
 from forktree._async.sessions import AsyncForks, AsyncSessions, AsyncTemplates
 from forktree._async.transport import AsyncTransport, Call
+from forktree._following import Following
 from forktree._results import Command, ExecResult
 from forktree._retrying import Retries
 from forktree._settings import Reach, Settings
@@ -40,8 +41,11 @@ class AsyncClient:
         context: str | None = None,
         service_account: str | None = None,
         retries: Retries | None = None,
+        traceparent: str | None = None,
     ) -> None:
-        """`ca`: file or PEM text of the certificates to verify the agent by. Raises `BadSettings`."""
+        """`ca`: file or PEM text of the certificates to verify the agent by. `traceparent`: the span that all
+        requests belong to; None: the current one where the program uses OpenTelemetry. Raises `BadSettings`.
+        """
         settings = Settings.gathered(
             url=url,
             token=token,
@@ -52,7 +56,7 @@ class AsyncClient:
             service_account=service_account,
         )
         self._connection = AsyncConnection(settings)
-        self._transport = AsyncTransport(self._connection, retries or Retries())
+        self._transport = AsyncTransport(self._connection, retries or Retries(), Following(traceparent))
         self.sessions = AsyncSessions(self._transport)
         self.forks = AsyncForks(self._transport)
         self.templates = AsyncTemplates(self._transport)

@@ -15,6 +15,7 @@ import pydantic
 from forktree._answers import explained, refusal
 from forktree._async.connecting import AsyncConnection, Place
 from forktree._flavours import AsyncLock, async_wait, async_within
+from forktree._following import Following
 from forktree._retrying import Retries
 from forktree.errors import AnswerLost, ClientError, Unauthorized, UnexpectedAnswer, Unreachable
 from forktree.wire import IDEMPOTENCY_KEY
@@ -73,9 +74,10 @@ class AsyncAttempt(Protocol[T_co]):
 class AsyncTransport:
     """The way to the server. May be used by many at once."""
 
-    def __init__(self, connection: AsyncConnection, retries: Retries) -> None:
+    def __init__(self, connection: AsyncConnection, retries: Retries, following: Following) -> None:
         self._connection = connection
         self._retries = retries
+        self._following = following
         self._lock = AsyncLock()
         self._https: dict[Place, httpx2.AsyncClient] = {}
         self._closed = False
@@ -198,7 +200,8 @@ class AsyncTransport:
         for fresh in (False, True):
             token = await self._connection.token(fresh=fresh)
             body = None if content is None else content()
-            request = _request(http, place, call, token=token, seconds=seconds, content=body)
+            headers = {"Authorization": f"Bearer {token}", **self._following.headers()}
+            request = _request(http, place, call, headers, seconds=seconds, content=body)
             response = await http.send(request, stream=True)
             if response.is_success:
                 return response
@@ -235,12 +238,11 @@ def _request(
     http: httpx2.AsyncClient,
     place: Place,
     call: Call,
+    headers: dict[str, str],
     *,
-    token: str,
     seconds: float,
     content: AsyncIterable[bytes] | None = None,
 ) -> httpx2.Request:
-    headers = {"Authorization": f"Bearer {token}"}
     if call.key is not None:
         headers[IDEMPOTENCY_KEY] = call.key
     return http.build_request(

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from forktree._following import Following
 from forktree._results import Command, ExecResult
 from forktree._retrying import Retries
 from forktree._settings import Reach, Settings
@@ -41,8 +42,11 @@ class Client:
         context: str | None = None,
         service_account: str | None = None,
         retries: Retries | None = None,
+        traceparent: str | None = None,
     ) -> None:
-        """`ca`: file or PEM text of the certificates to verify the agent by. Raises `BadSettings`."""
+        """`ca`: file or PEM text of the certificates to verify the agent by. `traceparent`: the span that all
+        requests belong to; None: the current one where the program uses OpenTelemetry. Raises `BadSettings`.
+        """
         settings = Settings.gathered(
             url=url,
             token=token,
@@ -53,7 +57,7 @@ class Client:
             service_account=service_account,
         )
         self._connection = Connection(settings)
-        self._transport = Transport(self._connection, retries or Retries())
+        self._transport = Transport(self._connection, retries or Retries(), Following(traceparent))
         self.sessions = Sessions(self._transport)
         self.forks = Forks(self._transport)
         self.templates = Templates(self._transport)

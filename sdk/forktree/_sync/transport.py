@@ -15,6 +15,7 @@ import pydantic
 
 from forktree._answers import explained, refusal
 from forktree._flavours import Lock, wait, within
+from forktree._following import Following
 from forktree._retrying import Retries
 from forktree._sync.connecting import Connection, Place
 from forktree.errors import AnswerLost, ClientError, Unauthorized, UnexpectedAnswer, Unreachable
@@ -74,9 +75,10 @@ class Attempt(Protocol[T_co]):
 class Transport:
     """The way to the server. May be used by many at once."""
 
-    def __init__(self, connection: Connection, retries: Retries) -> None:
+    def __init__(self, connection: Connection, retries: Retries, following: Following) -> None:
         self._connection = connection
         self._retries = retries
+        self._following = following
         self._lock = Lock()
         self._https: dict[Place, httpx2.Client] = {}
         self._closed = False
@@ -197,7 +199,8 @@ class Transport:
         for fresh in (False, True):
             token = self._connection.token(fresh=fresh)
             body = None if content is None else content()
-            request = _request(http, place, call, token=token, seconds=seconds, content=body)
+            headers = {"Authorization": f"Bearer {token}", **self._following.headers()}
+            request = _request(http, place, call, headers, seconds=seconds, content=body)
             response = http.send(request, stream=True)
             if response.is_success:
                 return response
@@ -234,12 +237,11 @@ def _request(
     http: httpx2.Client,
     place: Place,
     call: Call,
+    headers: dict[str, str],
     *,
-    token: str,
     seconds: float,
     content: Iterable[bytes] | None = None,
 ) -> httpx2.Request:
-    headers = {"Authorization": f"Bearer {token}"}
     if call.key is not None:
         headers[IDEMPOTENCY_KEY] = call.key
     return http.build_request(

@@ -45,6 +45,9 @@ BORN_ANNOTATION: Final = "forktree.dev/born"
 BORN_ON_ANNOTATION: Final = "forktree.dev/born-on"
 """On the same: the node they run on. Only that node's agent can set either, so nobody else need route it."""
 
+TRACE_ANNOTATION: Final = "forktree.dev/traceparent"
+"""On a Session or Fork, set by its user: the span that started it, as W3C Trace Context writes it."""
+
 
 def child_name(fork_name: str, index: int, fork_uid: Uid) -> str:
     """The name of a Fork's child. A Fork made again under the same name gives other names.

@@ -172,6 +172,7 @@ async def _children_of(
         pause_ms=None,
         fork_ms=(running_at - released_at) * MILLISECONDS,
         ready_ms=milliseconds(ready_at, released_at),
+        began_at=released_at,
     )
     return Forked(point, children, clocks, released_at)
 

@@ -181,6 +181,11 @@ async def fork(
             pause_ms=None if parent.paused else paused * MILLISECONDS,
             fork_ms=(held.running_at - instant.stopped_at if children else paused) * MILLISECONDS,
             ready_ms=milliseconds(ready_at, instant.stopped_at) if children else paused * MILLISECONDS,
+            began_at=instant.stopped_at,
+            copied_ms=(
+                (instant.copied[0] - instant.stopped_at) * MILLISECONDS,
+                (instant.copied[1] - instant.stopped_at) * MILLISECONDS,
+            ),
         ),
         instant.stopped_at,
     )

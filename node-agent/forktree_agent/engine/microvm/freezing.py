@@ -63,6 +63,8 @@ class Instant:
     layer: LayerRecord
     stopped_at: float
     running_at: float
+    copied: tuple[float, float]
+    """From and until when its pages were copied."""
 
 
 async def written_bytes(parent: Vmm, since: int, *, deadline: float) -> int:
@@ -160,7 +162,7 @@ async def _freeze(
         if not paused:  # One that is has its programs standing still.
             await stillness.hold(parent, deadline=until)
         try:
-            dump, _ = await asyncio.gather(
+            (dump, copying), _ = await asyncio.gather(
                 _stop_and_dump(parent, layer, deadline=deadline),
                 # QEMU takes one command after the other, so this one waits there for the stop.
                 answer.to(monitor.save_state(), "xen-save-devices-state", work_bytes=all_bytes),
@@ -179,7 +181,7 @@ async def _freeze(
             await stillness.gone_on(parent, going, deadline=until)
             running_at = time.monotonic()
         parent.pace.stopped(copied.bytes, running_at - stopped_at, now=running_at)
-        instant = Instant(copied, stopped_at, running_at)
+        instant = Instant(copied, stopped_at, running_at, copying)
     finally:
         await each_to_its_end(
             answer.to(monitor.withdraw_state_file(), "remove-fd"),
@@ -197,7 +199,9 @@ async def _done(work: asyncio.Future[Any]) -> None:
         raise failure
 
 
-async def _stop_and_dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
+async def _stop_and_dump(
+    parent: Vmm, layer: NextLayer, *, deadline: float
+) -> tuple[Dump, tuple[float, float]]:
     await parent.answering.to(parent.monitor.stop(), "stop")
     return await _dump(parent, layer, deadline=deadline)
 
@@ -210,7 +214,8 @@ async def _prepare(parent: Vmm, layer: NextLayer, *, deadline: float) -> None:
     )
 
 
-async def _dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
+async def _dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> tuple[Dump, tuple[float, float]]:
+    """What was copied, and from and until when (monotonic seconds)."""
     began = time.monotonic()
     dump = await parent.answering.to(
         parent.shim.dump(GAP_PAGES, since=layer.since, mark=layer.mark, deadline=deadline),
@@ -219,7 +224,7 @@ async def _dump(parent: Vmm, layer: NextLayer, *, deadline: float) -> Dump:
     )
     now = time.monotonic()
     parent.pace.copied(dump.bytes, now - began, now=now)
-    return dump
+    return dump, (began, now)
 
 
 async def copy_running(parent: Vmm, layer: NextLayer) -> LayerRecord:
@@ -231,7 +236,7 @@ async def copy_running(parent: Vmm, layer: NextLayer) -> LayerRecord:
     try:
         await _prepare(parent, layer, deadline=deadline)
         try:
-            dump = await _dump(parent, layer, deadline=deadline)
+            dump, _ = await _dump(parent, layer, deadline=deadline)
         finally:
             await parent.answering.to(parent.shim.finish(deadline=deadline), "the shim's FINISH")
     except ShimError as err:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -339,7 +340,7 @@ class NullEngine:
         self._reserved_bytes += len(records) * point.memory_bytes
         if new_point:
             self._enter_point(point)
-        clocks = ForkClocks(pause_ms=None, fork_ms=0.0, ready_ms=0.0)
+        clocks = ForkClocks(pause_ms=None, fork_ms=0.0, ready_ms=0.0, began_at=time.monotonic())
         return ForkResult(
             point=point.view(), children=tuple(record.view() for record in records), clocks=clocks
         )
