@@ -12,9 +12,11 @@ from typing import Final, TypeVar
 
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import Conflict, NotFound
+from forktree.kube.events import Announcer, Subject
 from forktree.models.base import Uid
 from forktree.models.fork import Fork
 from forktree.models.names import BORN_ON_ANNOTATION
+from forktree.models.reasons import EventReason, Reason
 from forktree.models.session import Session
 from forktree_operator import patches
 from forktree_operator.decide.actions import Ignore, Place, Reject, Wait
@@ -54,10 +56,11 @@ class Assigning:
         requests_in_flight: int,
         metrics: Metrics,
         traces: Traces,
+        announcer: Announcer,
     ) -> None:
         self._client, self._templates, self._nodes, self._lifesigns = client, templates, nodes, lifesigns
         self._patience = patience
-        self._metrics, self._traces = metrics, traces
+        self._metrics, self._traces, self._announcer = metrics, traces, announcer
         self._slots = asyncio.Semaphore(requests_in_flight)
         self._busy: set[Uid] = set()
 
@@ -124,9 +127,10 @@ class Assigning:
                     raise
                 self._metrics.placed(metadata)
                 self._traces.decided(session, began_at, node=node)
+                self._announcer.say(Subject.of(session), EventReason.SCHEDULED, f"it goes to node {node}")
                 log.info("placed session=%s/%s node=%s", metadata.namespace, metadata.name, node)
             case Wait(reason, message, again_seconds):
-                await self._write_status(session, patches.wait(session, reason, message))
+                await self._wait(session, reason, message)
                 return again_seconds
             case Ignore():
                 pass
@@ -146,14 +150,22 @@ class Assigning:
                 await self._write_status(fork, patches.fail_fork(fork, reason, message, _now()))
                 self._metrics.rejected(reason)
                 self._traces.decided(fork, began_at, rejected=(reason, message))
+                self._announcer.say(Subject.of(fork), EventReason.FAILED, f"{reason}: {message}")
                 name = f"{fork.metadata.namespace}/{fork.metadata.name}"
                 log.info("rejected fork=%s reason=%s message=%s", name, reason, message)
             case Wait(reason, message, again_seconds):
-                await self._write_status(fork, patches.wait(fork, reason, message))
+                await self._wait(fork, reason, message)
                 return again_seconds
             case Ignore():
                 pass
         return None
+
+    async def _wait(self, waiting: Session | Fork, reason: Reason | None, message: str) -> None:
+        """Say why it waits. In an Event once for each reason: a sentence may have numbers that change."""
+        await self._write_status(waiting, patches.wait(waiting, reason, message))
+        if reason is not None and waiting.status.reason is not reason:
+            note = message if reason is Reason.UNSCHEDULED else f"{reason}: {message}"
+            self._announcer.say(Subject.of(waiting), EventReason.UNSCHEDULED, note)
 
     async def _source(self, fork: Fork) -> Session | Fork | None:
         source = wanted(fork)

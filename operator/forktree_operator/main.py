@@ -101,6 +101,7 @@ async def _lead(
     templates, lifesigns = Templates(client), Lifesigns()
     nodes = Nodes(lifesigns)
     patience = Patience(source_exists_seconds=settings.source_exists_seconds)
+    announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
     assigning = Assigning(
         client,
         templates,
@@ -110,8 +111,8 @@ async def _lead(
         requests_in_flight=settings.requests_in_flight,
         metrics=metrics,
         traces=traces,
+        announcer=announcer,
     )
-    announcer = Announcer(client, reporter=REPORTER, instance=settings.identity)
     sweep = Sweep(
         client, nodes, lifesigns, assigning, settings, announcer=announcer, metrics=metrics, health=health
     )

@@ -91,7 +91,7 @@ async def test_a_fork_beyond_the_live_limit_fails_before_anything_starts(rig: Co
     await rig.delete(Fork, "one")
     await rig.machines(1)
     await rig.forked("four", session="root", replicas=2)
-    assert ("Fork", "two", f"LiveLimit: {failed.status.message}") in await events(rig, "Rejected", 1)
+    assert ("Fork", "two", f"LiveLimit: {failed.status.message}") in await events(rig, "Failed", 1)
 
 
 async def test_two_forks_at_once_do_not_pass_the_live_limit_together(rig: ControlRig) -> None:
@@ -261,6 +261,31 @@ async def test_people_are_told_what_was_forked_released_pruned_and_refused(rig: 
         pruned = await events(rig, "Pruned", len(pruned) + 1)  # The Fork's end may be heard of first.
     assert ("Session", "root") in {(kind, name) for kind, name, _ in pruned}
     assert all("machines of it and below it were ended" in note for _, _, note in pruned)
-    ((kind, name, note),) = await events(rig, "Rejected", 1)
+    ((kind, name, note),) = await events(rig, "Failed", 1)
     assert (kind, name) == ("Fork", "none")
     assert note.startswith("SourceNotFound: ")
+
+
+async def test_people_are_told_once_what_waits_for_room_and_what_becomes_of_it(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    await rig.running_session("two")
+    rig.engine.capacity = 2
+    await rig.fork("split", session="one", replicas=2)
+    ((kind, name, note),) = await events(rig, "AtCapacity", 1)
+    assert (kind, name) == ("Fork", "split")
+    assert note.startswith("waiting for room: ")
+    await rig.delete(Session, "two")
+    rig.engine.capacity = 3
+    await rig.until(Fork, "split", lambda each: each.status.phase is ForkPhase.COMPLETE)
+    ((kind, name, note),) = await events(rig, "Complete", 1)
+    assert (kind, name, note) == ("Fork", "split", "2 of 2 children run on")
+    assert len(await events(rig, "AtCapacity", 1)) == 1
+
+
+async def test_people_are_told_that_a_machine_was_lost(rig: ControlRig) -> None:
+    root = await rig.running_session("root")
+    rig.engine.kill(owner_of(root))
+    await rig.until(Session, "root", lambda each: each.status.phase is SessionPhase.FAILED)
+    ((kind, name, note),) = await events(rig, "Failed", 1)
+    assert (kind, name) == ("Session", "root")
+    assert note.startswith("MachineLost: ")

@@ -98,7 +98,7 @@ async def test_a_server_that_hangs_delays_nobody_and_what_does_not_fit_is_droppe
         await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
         for _ in range(1000):
-            announcer.say(Subject.of(fork()), EventReason.REJECTED, "no")
+            announcer.say(Subject.of(fork()), EventReason.FAILED, "no")
         assert asyncio.get_running_loop().time() - began < 1
         assert announcer.dropped == 990
         task.cancel()
@@ -137,7 +137,7 @@ async def test_many_forks_are_not_all_told_of_and_keep_no_other_news_waiting(ser
         announcer = Announcer(client, reporter="r", instance="i", writes_at_once=2)
         for number in range(100):
             announcer.say(Subject.of(fork()), EventReason.FORKED, str(number))
-        announcer.say(Subject.of(fork()), EventReason.REJECTED, "no room")
+        announcer.say(Subject.of(fork()), EventReason.FAILED, "no room")
         assert announcer.dropped == 98
         await written(server, announcer, 3)
     assert [body["note"] for body in bodies] == ["0", "1", "no room"]
@@ -152,6 +152,9 @@ def test_a_note_is_cut_where_the_api_server_would_refuse_it() -> None:
 
 def test_every_reason_has_its_weight() -> None:
     assert {reason for reason in EventReason if weight(reason) == "Warning"} == {
+        EventReason.UNSCHEDULED,
+        EventReason.AT_CAPACITY,
+        EventReason.FAILED,
         EventReason.REJECTED,
         EventReason.NODE_LOST,
     }

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from forktree.tracing.spans import Tracer
 from forktree_agent.http import bodies, certificates, proxying
 from forktree_agent.http.connections import Bounds
 from forktree_agent.http.proxying import HOP_HEADER, Errand, Proxy, agent_origin
@@ -107,13 +108,15 @@ class FarApi:
 
 
 @asynccontextmanager
-async def front_running(folder: Path, *, seconds: float = SECONDS) -> AsyncGenerator[Front]:
+async def front_running(
+    folder: Path, *, seconds: float = SECONDS, tracer: Tracer | None = None
+) -> AsyncGenerator[Front]:
     listener = Listener(host="127.0.0.1", port=0, names=("127.0.0.1",), tls_directory=folder)
     async with (
         ScriptedServer.running() as kube,
         kube.client() as client,
         Proxy.running(client, "near-node") as proxy,
-        serving(listener, cast("Api", FarApi(proxy, seconds)), Metrics().answered) as served,
+        serving(listener, cast("Api", FarApi(proxy, seconds)), Metrics().answered, tracer=tracer) as served,
     ):
         trust = ssl.create_default_context(cadata=served.ca_bundle)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as asking:

@@ -12,6 +12,7 @@ from forktree.kube.events import Subject
 from forktree.metrics.table import Road, Stage
 from forktree.models import EventReason, Fork, ForkPhase, Mode, Uid
 from forktree.models.session_template import EnvVar
+from forktree_agent.control import news
 from forktree_agent.control.belonging import adopted
 from forktree_agent.control.decide_fork import Begin, told
 from forktree_agent.control.defects import Defects
@@ -148,7 +149,7 @@ class Births:
             self._world.announcer.say(
                 Subject.of(fork),
                 EventReason.FORKED,
-                told_of(fork_made(result), plan.above.kind.__name__, plan.above.name),
+                news.forked(fork_made(result), plan.above.kind.__name__, plan.above.name),
             )
         return result
 
@@ -191,9 +192,3 @@ async def end_loose(world: World, uid: Uid, replicas: int) -> None:
     if loose or point is not None:
         log.info("ended_loose uid=%s machines=%d", uid, len(loose))
         world.room_changed()
-
-
-def told_of(made: ForkMade, source_kind: str, source_name: str) -> str:
-    """What people are told of a fork that was made."""
-    paused = "" if made.pause_ms is None else f", which stood still for {made.pause_ms:.1f} ms"
-    return f"{len(made.children)} started from {source_kind.lower()} {source_name}{paused}"

@@ -32,7 +32,8 @@ from forktree.models import (
 from forktree.models.fork import Branch, ForkSource, SourceRef
 from forktree.models.names import BORN_ANNOTATION, BORN_ON_ANNOTATION, ROOT_LABEL, TRACE_ANNOTATION
 from forktree.tracing.context import TraceContext, current, within
-from forktree_agent.control.births import Births, end_loose, mode_of, told_of
+from forktree_agent.control import news
+from forktree_agent.control.births import Births, end_loose, mode_of
 from forktree_agent.control.decide_fork import Begin, LiveSource, Refuse, Wait, begin
 from forktree_agent.control.noting import clocks_of
 from forktree_agent.control.owners import child_owner, early_uid, is_early, owner_of, point_owner
@@ -364,7 +365,7 @@ class EarlyForks:
         self._forget(early)
         log.info("recorded uid=%s early=%s", uid, early)
         world.announcer.say(
-            Subject.of(fork), EventReason.FORKED, told_of(made, record.above_kind, record.above_name)
+            Subject.of(fork), EventReason.FORKED, news.forked(made, record.above_kind, record.above_name)
         )
         self._take_in(fork)
 

@@ -14,6 +14,7 @@ from forktree.kube.events import Subject
 from forktree.metrics.table import Road, Stage
 from forktree.models import EventReason, Fork, ForkPhase, Reason, Session, Uid
 from forktree.models.names import BORN_ANNOTATION
+from forktree_agent.control import news
 from forktree_agent.control.belonging import adopted, adopted_refused
 from forktree_agent.control.births import Births, end_loose, mode_of
 from forktree_agent.control.children import WRITES_AT_ONCE, Children
@@ -274,7 +275,9 @@ class Forks:
             complete=self._completion.done(fork, record),
             now=wall_now(),
         )
-        await self._world.write_fork(fork, status)
+        written = await self._world.write_fork(fork, status)
+        if status.phase is ForkPhase.COMPLETE and fork.status.phase is not ForkPhase.COMPLETE:
+            self._world.announcer.say(Subject.of(written), EventReason.COMPLETE, news.complete(status))
 
     # Waiting and failing ----------------------------------------------------------------------------------
 
@@ -301,6 +304,8 @@ class Forks:
             return await self._fail(fork, reason, f"{why} {_limit(fork)}: {refused.message}")
         message = f"waiting for room: {refused.message}" if room else refused.message
         await self._world.write_fork(fork, fork_waits(fork, refused.reason, message))
+        if room and fork.status.reason is not Reason.AT_CAPACITY:
+            self._world.announcer.say(Subject.of(fork), EventReason.AT_CAPACITY, message)
         return min(left, ROOM_RETRY_SECONDS)
 
     async def _too_late(self, fork: Fork) -> float | None:
@@ -356,7 +361,7 @@ class Forks:
             now = boot_now()
             self._world.traces.failed(fork, self._seen.get(uid, now), now, reason, message)
             log.error("fork_failed uid=%s reason=%s message=%r", uid, reason, message)
-            self._world.announcer.say(Subject.of(fork), EventReason.REJECTED, f"{reason}: {message}")
+            self._world.announcer.say(Subject.of(fork), EventReason.FAILED, f"{reason}: {message}")
         self._over(uid)
 
     def _over(self, uid: Uid) -> None:

@@ -322,15 +322,18 @@ class Sessions:
         if left <= 0:
             lasted = f"there was no room for {limit:.0f} s" if room else f"after {limit:.0f} s"
             return await self._fail(session, refused.reason, f"{lasted}: {refused.message}")
+        message = f"waiting for room: {refused.message}" if room else refused.message
         waits = session_waits(
             session,
             self._world.node,
             phase=SessionPhase.STARTING,
             reason=refused.reason,
-            message=f"waiting for room: {refused.message}" if room else refused.message,
+            message=message,
             now=wall_now(),
         )
         await self._world.write_session(session, waits)
+        if room and session.status.reason is not Reason.AT_CAPACITY:
+            self._world.announcer.say(Subject.of(session), EventReason.AT_CAPACITY, message)
         return min(left, ROOM_RETRY_SECONDS)
 
     async def _show_live(self, session: Session, *, paused: bool) -> None:
@@ -369,7 +372,7 @@ class Sessions:
                 now = boot_now()
                 seen_at = now if record is None else record.seen_at
                 self._world.traces.not_started(session, seen_at, now, reason, message)
-                self._world.announcer.say(Subject.of(session), EventReason.REJECTED, f"{reason}: {message}")
+            self._world.announcer.say(Subject.of(session), EventReason.FAILED, f"{reason}: {message}")
         del self._verdicts[uid]
         self._world.waiting.over(uid)
 

@@ -18,9 +18,6 @@ from forktree_agent.http.table import NAMESPACE, PARAMETERS, Parameter
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OTHER: Final = "_OTHER"
-"""As OpenTelemetry calls a method that it does not know."""
 _UNFOLLOWED: Final = "/health"
 """Asked every few seconds by machines, for nobody to look at."""
 _ABANDONED: Final = "abandoned"
@@ -49,16 +46,15 @@ def following(tracer: Tracer) -> Middleware:
                 response = await handler(request)
             status = response.status
         finally:
-            method = request.method if request.method in METHODS else _OTHER
             tracer.record(
                 Span(
-                    name=f"{method} {route}",
+                    name=f"{request.method} {route}",
                     context=context,
                     parent=asking,
                     began_ns=clock.at(began_at),
                     ended_ns=clock.at(time.monotonic()),
                     kind=SpanKind.SERVER,
-                    attributes=_attributes(request, method, route, status),
+                    attributes=_attributes(request, route, status),
                     error=None if status is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR else "",
                 )
             )
@@ -75,8 +71,8 @@ def _route(request: web.Request) -> str | None:
     return resource.canonical
 
 
-def _attributes(request: web.Request, method: str, route: str, status: int | None) -> dict[Attribute, Value]:
-    found: dict[Attribute, Value] = {Attribute.HTTP_METHOD: method, Attribute.HTTP_ROUTE: route}
+def _attributes(request: web.Request, route: str, status: int | None) -> dict[Attribute, Value]:
+    found: dict[Attribute, Value] = {Attribute.HTTP_METHOD: request.method, Attribute.HTTP_ROUTE: route}
     if REQUEST_ID in request:
         found[Attribute.REQUEST] = request[REQUEST_ID]
     for name, attribute, parameter in _NAMES:

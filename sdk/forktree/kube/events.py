@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 QUEUE_LENGTH: Final = 256
 WRITES_PER_SECOND: Final = 10.0
 """In the long run. A hundred nodes at this pace are as much as one API server should spend on news."""
-FORKS_PER_SECOND: Final = 1.0
-"""Of those, news that a fork was made: there is one for every fork, and while there are many they take what
-the forks' own objects wait for. What is more is dropped at once: no other news wait behind it."""
+ROUTINE_PER_SECOND: Final = 1.0
+"""Of those, news that all is well: there are some for every fork, and while there are many they take what the
+forks' own objects wait for. What is more is dropped at once: no other news wait behind it."""
+ROUTINE: Final = frozenset({EventReason.SCHEDULED, EventReason.FORKED, EventReason.COMPLETE})
 WRITES_AT_ONCE: Final = 50
 """After a quiet time: a tree that is pruned or a burst of forks is told whole."""
 NOTE_BYTES: Final = 1024
@@ -88,14 +89,14 @@ class Announcer:
         self._client, self._reporter, self._instance = client, reporter, instance
         self._waiting: asyncio.Queue[News] = asyncio.Queue(queue_length)
         self._pace = _Pace(writes_per_second, writes_at_once)
-        self._forks_pace = _Pace(FORKS_PER_SECOND, writes_at_once)
+        self._routine = _Pace(ROUTINE_PER_SECOND, writes_at_once)
         self.dropped = 0
         """News that were never written, since this began."""
 
     def say(self, about: Subject, reason: EventReason, note: str) -> None:
         """Have it told soon, or never. Does not wait and does not raise."""
-        if reason is EventReason.FORKED and not self._forks_pace.allows(asyncio.get_running_loop().time()):
-            self._drop("there are too many forks to tell of each")
+        if reason in ROUTINE and not self._routine.allows(asyncio.get_running_loop().time()):
+            self._drop("there is too much to tell that went well")
             return
         try:
             self._waiting.put_nowait(News(about=about, reason=reason, note=note, at=datetime.now(UTC)))
@@ -168,9 +169,13 @@ class _Pace:
 def weight(reason: EventReason) -> Literal["Normal", "Warning"]:
     """Whether somebody should look at it."""
     match reason:
-        case EventReason.FORKED | EventReason.PRUNED | EventReason.RELEASED | EventReason.EXPIRED:
+        case EventReason.SCHEDULED | EventReason.FORKED | EventReason.COMPLETE:
             return "Normal"
-        case EventReason.REJECTED | EventReason.NODE_LOST:
+        case EventReason.PRUNED | EventReason.RELEASED | EventReason.EXPIRED:
+            return "Normal"
+        case EventReason.UNSCHEDULED | EventReason.AT_CAPACITY:
+            return "Warning"
+        case EventReason.FAILED | EventReason.REJECTED | EventReason.NODE_LOST:
             return "Warning"
 
 

@@ -145,8 +145,18 @@ class Level(StrEnum):
 class EventReason(StrEnum):
     """What a Kubernetes Event tells people about a tree."""
 
+    SCHEDULED = "Scheduled"
+    """A root has its node."""
+    UNSCHEDULED = "Unscheduled"
+    """There is no node for it yet; it waits."""
+    AT_CAPACITY = "AtCapacity"
+    """Its node has no room for it; it waits."""
     FORKED = "Forked"
     """A Fork's children all run."""
+    COMPLETE = "Complete"
+    """A Fork's commands are done, scored and pruned."""
+    FAILED = "Failed"
+    """It is over: it cannot be, or its machine ended by itself."""
     PRUNED = "Pruned"
     """An object was deleted, and the machines of all below it were ended."""
     RELEASED = "Released"
@@ -154,7 +164,7 @@ class EventReason(StrEnum):
     EXPIRED = "Expired"
     """A clock of the tree ran out: a session's idleness, the tree's life, or its trainer's heartbeat."""
     REJECTED = "Rejected"
-    """What was asked for cannot be."""
+    """A child runs no more, as it could not be recorded."""
     NODE_LOST = "NodeLost"
     """A node is gone or was rebooted, and its machines with it."""
 
