@@ -20,6 +20,7 @@ test-slow: setup ## Tests that take minutes, or images of their own: left out by
 
 test-node: NODE = real
 test-node: setup ## Tests on a real node: kubelet, containerd, the chart. Left out by `make test`.
+	$(PYTHON) -m forktree_dev.argo_programs
 	$(PYTHON) -m pytest -m node $(ARGS)
 
 fuzz: setup ## Fuzzers of all that strangers may send, SECONDS (60) each. What broke lies in ~/.cache/forktree/fuzz.

@@ -26,6 +26,11 @@ def operator_image() -> BuiltImage:
     return container_images.build(container_images.OPERATOR)
 
 
+@pytest.fixture(scope="session")
+def node_image() -> BuiltImage:
+    return container_images.build(container_images.NODE)
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def real_cluster(
     operator_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory

@@ -67,8 +67,8 @@ class User:
         metadata = {"name": name, "namespace": self.namespace}
         await self._kubectl.apply({"apiVersion": API, "kind": kind, "metadata": metadata, "spec": spec})
 
-    async def wait(self, what: str, condition: str) -> None:
-        await self.kubectl("wait", what, f"--for={condition}", f"--timeout={SECONDS:.0f}s")
+    async def wait(self, what: str, condition: str, *options: str) -> None:
+        await self.kubectl("wait", what, *options, f"--for={condition}", f"--timeout={SECONDS:.0f}s")
 
     async def kubectl(self, *arguments: str) -> str:
         return await self._kubectl.run(
@@ -98,6 +98,14 @@ class User:
             except aiohttp.ClientConnectionError:
                 assert asyncio.get_running_loop().time() < deadline, "the agent did not come back"
                 await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def in_service(cluster: RealCluster) -> None:
+    """Returns when the agent of the node says that it takes sessions."""
+    what = f"forknode/{cluster.node.name}"
+    for condition in ("create", "jsonpath={.status.ready}=true"):
+        wait = ("wait", what, f"--for={condition}", f"--timeout={SECONDS:.0f}s")
+        await cluster.kubectl.run(*wait, timeout_seconds=SECONDS + 10)
 
 
 def machines(cluster: RealCluster) -> set[str]:

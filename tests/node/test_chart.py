@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from forktree_dev import container_images
 from forktree_dev.container_images import BuiltImage
 from forktree_dev.kubectl import Kubectl
 from forktree_dev.real_node.cluster import RealCluster
@@ -38,11 +37,6 @@ IN_NAMESPACE = (
     "all,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,leases,secrets,configmaps"
 )
 CLUSTERS_OWN = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
-
-
-@pytest.fixture(scope="session")
-def node_image() -> BuiltImage:
-    return container_images.build(container_images.NODE)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -71,6 +71,10 @@ class RealCluster:
         """The command that runs `argv` on the node itself, beside its pods."""
         return self._sandbox.inside(argv)
 
+    def in_network(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` as a process of this machine that has the node's network."""
+        return self._sandbox.in_network(argv)
+
     @property
     def machines_cgroup(self) -> str:
         """For the chart's keeper. Its own: whatever is below it ends with the keeper."""

@@ -78,6 +78,11 @@ class RealNode:
         proxy.start()
         await self._ready((containerd, kubelet, proxy), deadline=deadline)
 
+    @property
+    def address(self) -> str:
+        """Where this machine reaches it."""
+        return self._wire.inner
+
     async def import_images(self, archives: Sequence[Path]) -> None:
         """Give the node images, as a registry would. Raises `CalledProcessError`."""
         for archive in archives:

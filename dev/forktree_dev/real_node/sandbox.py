@@ -71,6 +71,10 @@ class Sandbox:
         """The command that runs `argv` inside. It ends with the sandbox, not with whoever started it."""
         return ["nsenter", f"--target={self.init}", "--mount", "--net", "--pid", "--", *argv]
 
+    def in_network(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` with the network of the sandbox, and nothing else of it."""
+        return ["nsenter", f"--target={self.init}", "--net", "--", *argv]
+
     def run_inside(self, *argv: str) -> None:
         """Run a command of some milliseconds inside. Raises `CalledProcessError`."""
         subprocess.run(self.inside(argv), check=True, capture_output=True, text=True)
