@@ -1,8 +1,9 @@
 """A real Kubernetes control plane for development and tests: etcd, API server, controller manager.
 
-RBAC, the Node authorizer, NodeRestriction and service accounts are on, as in a cluster that somebody runs.
-Usually there is no kubelet: Node objects are made by `provisioning`. For a node that runs pods it listens
-where they reach it, and has a scheduler. Two of them run side by side without meeting.
+RBAC, the Node authorizer, NodeRestriction and service accounts are on, as in a cluster that somebody runs,
+and OwnerReferencesPermissionEnforcement, as in a strict one. Usually there is no kubelet: Node objects are
+made by `provisioning`. For a node that runs pods it listens where they reach it, and has a scheduler. Two
+of them run side by side without meeting.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class ControlPlane:
             f"--service-account-signing-key-file={self._key_path}",
             f"--token-auth-file={self._tokens_path}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--service-cluster-ip-range=10.99.0.0/24",
             "--allow-privileged=true",
             *(self._kubelet_arguments() if self._pods else _NO_PODS),

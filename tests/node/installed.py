@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from forktree_dev import provisioning
+from forktree_dev.container_images import BuiltImage
 from forktree_dev.kubectl import Kubectl
 from forktree_dev.real_node.cluster import RealCluster
 from forktree_keeper.cgroups import ControlGroups
@@ -106,6 +107,32 @@ async def in_service(cluster: RealCluster) -> None:
     for condition in ("create", "jsonpath={.status.ready}=true"):
         wait = ("wait", what, f"--for={condition}", f"--timeout={SECONDS:.0f}s")
         await cluster.kubectl.run(*wait, timeout_seconds=SECONDS + 10)
+
+
+async def from_a_pod(kubectl: Kubectl, image: BuiltImage, script: str, **env: str) -> str:
+    """What the Python script prints in a pod of the default namespace that may do nothing."""
+    container = {
+        "name": "script",
+        "image": image.reference,
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", script],
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+    }
+    spec = {
+        "containers": [container],
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+    }
+    await kubectl.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "script"}, "spec": spec})
+    succeeded = ("pod/script", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    try:
+        await kubectl.run("wait", *succeeded, timeout_seconds=70)
+    finally:
+        said = await kubectl.run("logs", "script")
+        await kubectl.run("delete", "pod", "script")
+        print(said)
+    return said
 
 
 def machines(cluster: RealCluster) -> set[str]:

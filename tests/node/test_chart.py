@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from forktree_dev.kubectl import Kubectl
 from forktree_dev.real_node.cluster import RealCluster
 from forktree_dev.real_node.helm import NAMESPACE, Helm
 from forktree_dev.real_node.playground import values
-from node.installed import Steps, User, machines, on_node
+from node.installed import Steps, User, from_a_pod, machines, on_node
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NEXT = "0.1.0-next"
 STATE = "/run/forktree"
 COUNTING = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; usleep 100000; done"
+ASK = Path(__file__).with_name("seen_from_a_pod.py").read_text()
 KEPT = {
     "customresourcedefinition.apiextensions.k8s.io/forknodes.forktree.dev",
     "customresourcedefinition.apiextensions.k8s.io/forks.forktree.dev",
@@ -52,12 +54,14 @@ async def clean_cluster(
 
 
 @pytest.mark.timeout(1200)
-async def test_install_fork_prune_upgrade_and_uninstall(clean_cluster: RealCluster, tmp_path: Path) -> None:
+async def test_install_fork_prune_upgrade_and_uninstall(
+    clean_cluster: RealCluster, operator_image: BuiltImage, tmp_path: Path
+) -> None:
     cluster, kubectl, steps = clean_cluster, clean_cluster.kubectl, Steps()
     before = await ours(kubectl)
     assert before == set()
     helm = Helm(cluster.control_plane.kubeconfig, tmp_path)
-    chosen = values(cgroup=cluster.machines_cgroup)
+    chosen = {**values(cgroup=cluster.machines_cgroup), "metrics": {"dashboard": {"enabled": True}}}
 
     await helm.install(chosen)
     await rolled_out(kubectl)
@@ -84,6 +88,16 @@ async def test_install_fork_prune_upgrade_and_uninstall(clean_cluster: RealClust
         assert [await user.sh(child, "cat /tmp/seed") for child in children] == ["planted"] * 3
         steps.say("three children run, with what their parent had:")
         print(await user.kubectl("get", "sessions,forks"))
+
+        asked = await from_a_pod(kubectl, operator_image, ASK, **await addresses(kubectl, cluster.node.name))
+        said = json.loads(asked)
+        assert said["agent"]["forktree_machines"] == 4
+        assert said["agent"]["forktree_canary_passed"] == 1
+        assert said["operator"]["forktree_operator_leader"] == 1
+        assert said["operator"]["forktree_operator_placements_total"] >= 1
+        assert said["health"] == {"healthz": 200, "readyz": 200}
+        assert said["service"] == 200
+        steps.say(f"a pod scrapes agent and operator, and reaches the API at its Service: {said}")
 
         await user.kubectl("delete", "session", children[2])
         await user.wait(f"session/{children[2]}", "delete")
@@ -133,6 +147,18 @@ async def test_install_fork_prune_upgrade_and_uninstall(clean_cluster: RealClust
     files = on_node(cluster, "find", STATE).split()
     steps.say(f"left on the node: {files}")
     assert files == [STATE]
+
+
+async def addresses(kubectl: Kubectl, node: str) -> dict[str, str]:
+    """What a pod needs to know that has no names: nothing resolves them in this cluster."""
+    pods: dict[str, str] = {}
+    for part in ("agent", "operator"):
+        found = await kubectl.json("get", await pod_of(kubectl, part), f"--namespace={NAMESPACE}")
+        pods[part.upper()] = found["status"]["podIP"]
+    service = await kubectl.json("get", "service", "forktree", f"--namespace={NAMESPACE}")
+    bundle = (await kubectl.json("get", "forknode", node))["status"]["caBundle"]
+    name = f"forktree.{NAMESPACE}.svc"
+    return {**pods, "SERVICE": service["spec"]["clusterIP"], "NAME": name, "BUNDLE": bundle}
 
 
 class Asking:
