@@ -285,13 +285,9 @@ class EarlyForks:
         clocks = [ready_ms for answered, ready_ms in heard if answered and ready_ms is not None]
         missing = tuple(index for index, (answered, _) in enumerate(heard) if not answered)
         ready_ms = max(clocks, default=None) if len(clocks) == len(heard) else None
-        self._world.traces.answered(
-            record,
-            Road.EARLY,
-            mode_of(made),
-            clocks_of(made),
-            [each_ms if answered else None for answered, each_ms in heard],
-        )
+        if record.trace is not None:
+            told = [each_ms if answered else None for answered, each_ms in heard]
+            self._world.traces.answered(record, Road.EARLY, mode_of(made), clocks_of(made), told)
         if ready_ms is not None:
             self._world.metrics.fork_took(Road.EARLY, mode_of(made), Stage.READY, ready_ms)
         self._world.records.put_fork(

@@ -61,7 +61,7 @@ class Traces:
         if clocks.ready_ms is not None:
             # Which of them answered when is not known of those that were waited for together.
             heard = [clocks.ready_ms] * len(record.seeds)
-            self.answered(record, road, mode, clocks, heard)
+            self._tell(followed, record, road, mode, heard, clocks=clocks)
 
     def answered(
         self,
@@ -73,8 +73,22 @@ class Traces:
     ) -> None:
         """What became of each child, and so the fork is over. `ready_ms`: when each answered, by the same
         clocks; None: it did not, or nobody knows when."""
-        followed, began_at = self._followed(record.trace), clocks.began_at
-        if followed is None or began_at is None:
+        followed = self._followed(record.trace)
+        if followed is not None:
+            self._tell(followed, record, road, mode, ready_ms, clocks=clocks)
+
+    def _tell(
+        self,
+        followed: _Followed,
+        record: ForkRecord,
+        road: Road,
+        mode: Mode,
+        ready_ms: Sequence[float | None],
+        *,
+        clocks: ForkClocks,
+    ) -> None:
+        began_at = clocks.began_at
+        if began_at is None:
             return
         origin = self._origin(record)
         last_ms = max((each for each in ready_ms if each is not None), default=clocks.fork_ms)
