@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.collector import collecting
+from collector import collecting
 from e2e.restarted import restarted_with
 from e2e.whole import Whole
 

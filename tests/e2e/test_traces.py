@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.collector import Collector, Received, collecting
+from collector import Collector, Received, collecting
 from e2e.restarted import restarted_with
 from e2e.whole import Whole, until
 from forktree import AsyncClient

@@ -51,6 +51,7 @@ class Collector:
     requests: int = 0
     answer: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is answered while this is not set."""
+    status: int = 200
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, holds: Callable[[list[Received]], bool]) -> list[Received]:
@@ -71,10 +72,11 @@ class Collector:
         self.requests += 1
         self.came.set()
         await self.answer.wait()
-        self.spans += decoded(sent)
+        if self.status == 200:
+            self.spans += decoded(sent)
         self.came.set()
         body = ExportTraceServiceResponse().SerializeToString()
-        return web.Response(body=body, content_type="application/x-protobuf")
+        return web.Response(status=self.status, body=body, content_type="application/x-protobuf")
 
 
 @asynccontextmanager
