@@ -10,8 +10,10 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -33,10 +35,10 @@ from forktree_agent.engine.microvm.engine import MicroVmEngine
 from forktree_agent.engine.microvm.settings import EngineSettings
 from forktree_agent.engine.null.engine import NullEngine
 from forktree_agent.http.collimate import daemon
-from forktree_agent.http.connections import listening_at
+from forktree_agent.http.connections import listening_at, listening_on
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
-from forktree_agent.http.server import Door, Listener, Served, serving
+from forktree_agent.http.server import Door, Listener, serving
 from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
 from forktree_agent.metrics import Metrics
@@ -158,6 +160,9 @@ async def _work(
         )  # fmt: skip
         probed_at = wall_now()
         metrics.probed(passed=capability.passed)
+        # Before anything is decided: what is written of sessions says where they are reached.
+        listening = await listening_on(settings.listen_host, settings.listen_port)
+        settings = replace(settings, advertise_url=settings.advertise_url or _address(settings, listening))
         async with (
             Control.running(
                 settings,
@@ -170,7 +175,7 @@ async def _work(
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
             serving(
-                listener(settings),
+                listener(settings, listening),
                 Api(client, control.facade, proxy),
                 metrics.answered,
                 _doors(settings, client, control.facade),
@@ -182,7 +187,7 @@ async def _work(
                 probed_at=probed_at,
                 boot_id=keeper.boot_id,
                 version=version("forktree"),
-                endpoint=_endpoint(settings, served),
+                endpoint=settings.advertise_url,
                 ca_bundle=served.ca_bundle,
             )
             # Last: from here on the node is given work.
@@ -213,8 +218,8 @@ def _engine_settings(settings: Settings) -> EngineSettings:
     )
 
 
-def listener(settings: Settings) -> Listener:
-    """Where the API is served, and under which names."""
+def listener(settings: Settings, bound: socket.socket | None = None) -> Listener:
+    """Where the API is served, and under which names. `bound`: what listens there already."""
     advertised = urlsplit(settings.advertise_url).hostname
     names = {
         *(settings.listen_host, settings.node_name, *settings.tls_names),
@@ -227,6 +232,7 @@ def listener(settings: Settings) -> Listener:
         tls_directory=settings.state_directory / TLS,
         certificate=settings.tls_certificate,
         key=settings.tls_key,
+        bound=bound,
     )
 
 
@@ -246,8 +252,8 @@ def _doors(settings: Settings, client: KubeClient, facade: Facade) -> list[Door]
     return doors
 
 
-def _endpoint(settings: Settings, served: Served) -> str:
-    return settings.advertise_url or f"https://{settings.listen_host}:{served.port}"
+def _address(settings: Settings, listening: socket.socket) -> str:
+    return f"https://{settings.listen_host}:{listening.getsockname()[1]}"
 
 
 def _sentences(failure: BaseException) -> list[str]:

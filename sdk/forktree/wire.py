@@ -348,6 +348,9 @@ class SessionInfo(Answer):
     """Its user's; those of forktree are left out."""
     fork_ms: float | None = None
     """Parent stopped to every child of the same fork running."""
+    endpoints: dict[str, str] | None = None
+    """Where each of its template's ports is reached, by name. Only where one session was asked for, and while
+    it has a machine."""
     vm_generation_id: str | None = None
     """UUID, new in every machine and seen by its guest."""
     baseline_id: str | None = None

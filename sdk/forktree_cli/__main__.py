@@ -13,6 +13,7 @@ from forktree_cli import (
     copying,
     diagnosing,
     exporting,
+    forwarding,
     listing,
     printed,
     running,
@@ -37,7 +38,18 @@ def made() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for part in (listing, branching, running, copying, printed, states, watching, exporting, diagnosing):
+    for part in (
+        listing,
+        branching,
+        running,
+        copying,
+        forwarding,
+        printed,
+        states,
+        watching,
+        exporting,
+        diagnosing,
+    ):
         part.add_to(app)
     return app
 

@@ -19,22 +19,13 @@ import aiohttp
 from yarl import URL
 
 from forktree import Reach
-from forktree.errors import AnswerLost, BadSettings, ClientError, UnexpectedAnswer, Unreachable, refused
+from forktree._websockets import opened
+from forktree.errors import AnswerLost, BadSettings, UnexpectedAnswer, refused
 
-_BEAT_SECONDS = 15.0
-"""A connection over which a ping is not answered so long is dead."""
-_SENTENCE_SECONDS = 10.0
-_HANDSHAKE: Final = {
-    "Connection": "Upgrade",
-    "Upgrade": "websocket",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "Zm9ya3RyZWUtcmVmdXNlZA==",
-}
 _TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _LARGEST = 1000
 _PIECE_BYTES = 1 << 14
 _AHEAD = 64
-_MESSAGE_BYTES = 4 << 20
 
 
 async def interact(reach: Reach, session: str, argv: list[str]) -> int:
@@ -50,30 +41,11 @@ async def interact(reach: Reach, session: str, argv: list[str]) -> int:
     if _TERM.fullmatch(kind := os.environ.get("TERM", "")):
         query.append(("term", kind))
     url = URL(f"{reach.url}/sessions/{quote(session, safe='')}/terminal", encoded=True).with_query(query)
-    headers = {"Authorization": f"Bearer {reach.token}"}
-    async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
-        try:
-            socket = await http.ws_connect(
-                url, ssl=reach.tls, heartbeat=_BEAT_SECONDS, max_msg_size=_MESSAGE_BYTES
-            )
-        except aiohttp.WSServerHandshakeError as err:
-            raise await _refusal(http, url, reach, err.status) from err
-        except (aiohttp.ClientError, OSError) as err:
-            raise Unreachable(f"no agent can be reached at {reach.url}: {err}") from err
+    async with aiohttp.ClientSession(trust_env=False) as http:
+        socket = await opened(http, reach, url, "terminal")
         async with socket:
             with _raw():
                 return await _joined(socket)
-
-
-async def _refusal(http: aiohttp.ClientSession, url: URL, reach: Reach, status: int) -> ClientError:
-    """Why there is no terminal. A handshake that fails tells the status only: ask for the sentence."""
-    timeout = aiohttp.ClientTimeout(total=_SENTENCE_SECONDS)
-    with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
-        async with http.get(url, headers=_HANDSHAKE, ssl=reach.tls, timeout=timeout) as answer:
-            if answer.status == status:
-                said = await answer.json()
-                return refused(str(said["message"]), code=str(said["code"]), status=status)
-    return refused(f"the agent gives no terminal (status {status})", code="", status=status)
 
 
 class _Keys:

@@ -279,6 +279,7 @@ def rights(namespace: str, account: str) -> dict[str, object]:
             "resources": ["sessions/files"],
             "verbs": ["create", "get", "delete"],
         },
+        {"apiGroups": ["forktree.dev"], "resources": ["sessions/proxy"], "verbs": ["create", "get"]},
     ]
     metadata = {"name": f"{account}-all", "namespace": namespace}
     objects: list[dict[str, object]] = [

@@ -338,7 +338,9 @@ async def test_deletion_with_another_uid_is_a_conflict(accounts: Accounts) -> No
 async def test_editors_may_exec_fork_and_use_files_and_others_may_not(accounts: Accounts) -> None:
     for verb in ("get", "delete"):
         assert await may(accounts.user, accounts.namespace, verb, "sessions/files")
-    for resource in ("sessions/exec", "sessions/files", "sessions/fork"):
+    for verb in ("get", "create"):
+        assert await may(accounts.user, accounts.namespace, verb, "sessions/proxy")
+    for resource in ("sessions/exec", "sessions/files", "sessions/fork", "sessions/proxy"):
         assert await may(accounts.user, accounts.namespace, "create", resource)
         assert not await may(accounts.user, "kube-system", "create", resource)
         assert not await may(accounts.operator, accounts.namespace, "create", resource)

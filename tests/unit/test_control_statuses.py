@@ -11,9 +11,11 @@ from forktree.models import ForkPhase, ForkStatus, Level, Mode, Reason, SessionP
 from forktree.models.conditions import ConditionType, find, holds
 from forktree.models.reasons import WrongStep
 from forktree_agent.control.branch_records import Verdict
+from forktree_agent.control.endpoints import endpoints_of
 from forktree_agent.control.fork_statuses import ChildSeen, fork_ended, fork_fails, fork_outlived, fork_runs
+from forktree_agent.control.records import PortRecord
 from forktree_agent.control.statuses import session_fails, session_runs, session_waits
-from unit.control_facts import NODE, NOW, child, child_record, fork, fork_record, root, root_record
+from unit.control_facts import NODE, NOW, child, child_record, fork, fork_record, lineage, root, root_record
 
 RUNNING = ChildSeen(phase=SessionPhase.RUNNING, recorded=True)
 
@@ -23,6 +25,27 @@ def test_a_running_session_says_all_that_is_known_of_its_start() -> None:
     assert (status.phase, status.ready, status.reason) == (SessionPhase.RUNNING, True, None)
     assert (status.mode, status.level, status.fork_ms) == (Mode.FORK, Level.MEMORY, 4.0)
     assert (status.depth, status.vm_generation_id) == (1, "generation")
+
+
+def test_a_server_inside_is_told_of_while_there_is_a_machine() -> None:
+    ports = (PortRecord(name="web", port=80), PortRecord(name="admin", port=8080))
+    there = msgspec.structs.replace(lineage(1), ports=ports)
+    record = msgspec.structs.replace(child_record(), lineage=there)
+    origin = "https://agent:7443"
+    first = f"{origin}/ns/ns/v1/sessions/split-0/ports/web/"
+    runs = session_runs(child(), NODE, record, now=NOW, origin=origin)
+    assert runs.endpoint == first
+    assert session_runs(child(), NODE, child_record(), now=NOW, origin=origin).endpoint is None
+    assert endpoints_of(first, ports) == {"web": first, "admin": first.replace("web", "admin")}
+    lost = session_fails(child(runs), NODE, record, reason=Reason.MACHINE_LOST, message="it ended", now=NOW)
+    assert lost.endpoint is None
+    forked = msgspec.structs.replace(fork_record(), lineage=there)
+    gone = ChildSeen(phase=SessionPhase.RELEASED, recorded=True)
+    status = fork_runs(
+        fork(), forked, [RUNNING, gone], node=NODE, point_held=True, complete=False, now=NOW, origin=origin
+    )
+    told = first.replace("split-0", forked.child_name(0))
+    assert [each.endpoint for each in status.children] == [told, None]
 
 
 def test_the_same_facts_give_the_same_status_at_any_time() -> None:

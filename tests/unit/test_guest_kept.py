@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from forktree_agent.engine.contract import (
 )
 from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.kept_execs import INPUT_WINDOW_BYTES
-from forktree_agent.engine.microvm.kept_output import STREAM_BYTES, Allowance, KeptStream
+from forktree_agent.engine.microvm.kept_output import MACHINE_BYTES, STREAM_BYTES, Allowance, KeptStream
 from forktree_agent.engine.microvm.kept_reading import UNREAD_BYTES, WINDOW_BYTES, Reader
 from unit.test_guest_carried import all_read, born, exited, output, replayed, runs
 from unit.test_guest_channel import GENERATION, Peer, ends, soon
@@ -241,3 +242,22 @@ def test_where_there_is_no_room_the_oldest_that_ended_goes_first() -> None:
     assert (allowance.claim(3), list(held)) == (3, ["two"])
     allowance.in_use("two")
     assert (allowance.claim(9), list(held)) == (2, ["two"])
+
+
+async def test_what_tools_said_takes_no_room_once_it_is_read(ends: Ends) -> None:
+    """Or those that go on for long, as connections do, would cut what the others of the machine say."""
+    channel, peer = ends
+    chunk = bytes(64 << 10)
+    async with AsyncExitStack() as stack:
+        for number in range(MACHINE_BYTES // STREAM_BYTES + 1):
+            exec_id = f"tool-{number}"
+            begin = channel.kept.streaming(
+                Command(argv=("connect", "80"), builtin=True), exec_id, GENERATION, deadline=soon()
+            )
+            opening = asyncio.create_task(stack.enter_async_context(begin))
+            await peer.send({**BEGUN, "id": exec_id})
+            reader = await opening
+            for offset in range(0, STREAM_BYTES, len(chunk)):
+                await peer.send(output(exec_id, chunk, offset=offset))
+                piece = await reader.next(deadline=soon())
+                assert piece == ExecChunk(stream=ExecStream.STDOUT, offset=offset, data=chunk)

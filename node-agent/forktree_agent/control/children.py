@@ -74,15 +74,15 @@ class Children:
         session = self._world.sessions.named(fork.metadata.namespace or "", child.name)
         reference = None if session is None else session.spec.fork_ref
         if session is None or reference is None or reference.uid != fork.metadata.uid:
-            return child.model_copy(update={"phase": SessionPhase.RELEASED})
+            return _without_machine(child, SessionPhase.RELEASED)
         if session.status.phase.terminal:
-            return child.model_copy(update={"phase": session.status.phase, "reason": session.status.reason})
+            return _without_machine(child, session.status.phase, session.status.reason)
         if runs:
             still = session.status.phase is SessionPhase.PAUSED
             return child.model_copy(update={"phase": SessionPhase.PAUSED if still else SessionPhase.RUNNING})
         if self._world.tree.doomed(session.metadata.uid):
-            return child.model_copy(update={"phase": SessionPhase.RELEASED})
-        return child.model_copy(update={"phase": SessionPhase.FAILED, "reason": Reason.MACHINE_LOST})
+            return _without_machine(child, SessionPhase.RELEASED)
+        return _without_machine(child, SessionPhase.FAILED, Reason.MACHINE_LOST)
 
     def _judged(self, fork: Fork, record: ForkRecord, index: int, child: ChildSeen) -> ChildSeen:
         """`child`, with what came of its branch."""
@@ -207,3 +207,9 @@ def _child(fork: Fork, record: ForkRecord, index: int, node: str) -> Session:
 def _is_ours(found: Session, wanted: Session) -> bool:
     """Whether `found` is the object that an agent before this one wrote, and not another of its name."""
     return found.spec.fork_ref == wanted.spec.fork_ref
+
+
+def _without_machine(child: ForkChild, phase: SessionPhase, reason: Reason | None = None) -> ForkChild:
+    """The same once its machine is gone. A reason that it had stays where there is none."""
+    told = {"phase": phase, "reason": reason or child.reason, "endpoint": None}
+    return child.model_copy(update=told)

@@ -65,6 +65,7 @@ class Control:
             early,
             activity=world.activity,
             branches=branches,
+            origin=world.settings.advertise_url,
         )
 
     @classmethod

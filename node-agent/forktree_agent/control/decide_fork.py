@@ -203,6 +203,7 @@ def _from_session(source: LiveSource, node: str) -> Begin | Refuse | Wait:
             template_uid=record.lineage.template_uid,
             limits=record.lineage.limits,
             hooks=record.lineage.hooks,
+            ports=record.lineage.ports,
         ),
     )
 

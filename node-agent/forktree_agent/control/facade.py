@@ -25,10 +25,11 @@ from forktree.models.session import ForkRef
 from forktree_agent.control.activity import Activity
 from forktree_agent.control.branch_reports import BranchReports
 from forktree_agent.control.early import Outcome
+from forktree_agent.control.endpoints import endpoint_of
 from forktree_agent.control.newborns import Newborn, Newborns
 from forktree_agent.control.objects import Store
 from forktree_agent.control.owners import child_owner, owner_of
-from forktree_agent.control.records import ForkRecord, Records
+from forktree_agent.control.records import ForkRecord, PortRecord, Records
 from forktree_agent.engine.contract import (
     Command,
     Engine,
@@ -84,8 +85,11 @@ class Facade:
         *,
         activity: Activity,
         branches: BranchReports,
+        origin: str = "",
     ) -> None:
+        """`origin`: where this agent's API is reached; empty: that is not told."""
         self.node_name = node_name
+        self._origin = origin
         self.branches = branches
         self.early = early
         self._activity = activity
@@ -238,6 +242,15 @@ class Facade:
         fork = self._fork_of(session)
         return None if fork is None else fork.lineage.limits.exec_seconds
 
+    def ports(self, session: Session) -> tuple[PortRecord, ...]:
+        """The ports that may be reached in it: what its template declares."""
+        known = self._known.records.session(owner_of(session)) or self._fork_of(session)
+        if known is not None:
+            return known.lineage.ports
+        template = self._known.templates.get(session.status.template_uid or Uid(""))
+        declared = () if template is None else template.spec.ports
+        return tuple(PortRecord(name=each.name, port=each.port) for each in declared)
+
     def _owner(self, session: Session) -> Owner | None:
         """What the machine of `session` is called, where that is to be used."""
         owner = owner_of(session)
@@ -281,6 +294,9 @@ class Facade:
             status=SessionStatus(
                 phase=SessionPhase.RUNNING,
                 node=self.node_name,
+                endpoint=endpoint_of(
+                    self._origin, record.namespace, record.child_name(index), record.lineage.ports
+                ),
                 root=record.lineage.root,
                 parent=record.lineage.parent,
                 depth=record.lineage.depth,

@@ -12,6 +12,7 @@ from forktree.models.conditions import ConditionStatus, ConditionType
 from forktree.models.fork import ForkChild
 from forktree.models.reasons import fork_step
 from forktree_agent.control.decide_prune import best
+from forktree_agent.control.endpoints import endpoint_of
 from forktree_agent.control.records import ForkRecord
 from forktree_agent.control.statuses import conditions_of, rounded
 
@@ -108,8 +109,12 @@ def fork_runs(
     point_held: bool,
     complete: bool,
     now: datetime,
+    origin: str = "",
 ) -> ForkStatus:
-    """A fork whose children all ran and answered. `record.result` is set. Says what became of each since."""
+    """A fork whose children all ran and answered. `record.result` is set. Says what became of each since.
+
+    `origin`: where this agent is reached.
+    """
     made = record.result
     assert made is not None
     first = made.children[0] if made.children else None
@@ -143,6 +148,7 @@ def fork_runs(
                 name=record.child_name(index),
                 branch=fork.spec.branch(index).name,
                 phase=child.phase,
+                endpoint=_endpoint(origin, record, index) if child.phase in LIVE else None,
                 seed=record.seeds[index] if record.seeds else None,
                 exit_code=child.exit_code,
                 score=child.score,
@@ -161,6 +167,10 @@ def fork_runs(
             _point(held=point_held, let_go=record.point_dropped),
         ),
     )
+
+
+def _endpoint(origin: str, record: ForkRecord, index: int) -> str | None:
+    return endpoint_of(origin, record.namespace, record.child_name(index), record.lineage.ports)
 
 
 def fork_outlived(fork: Fork, children: Sequence[ForkChild], now: datetime) -> ForkStatus:

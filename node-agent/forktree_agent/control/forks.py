@@ -274,6 +274,7 @@ class Forks:
             point_held=self._world.engine.holds(PointId(point)),
             complete=self._completion.done(fork, record),
             now=wall_now(),
+            origin=self._world.settings.advertise_url,
         )
         written = await self._world.write_fork(fork, status)
         if status.phase is ForkPhase.COMPLETE and fork.status.phase is not ForkPhase.COMPLETE:

@@ -14,6 +14,7 @@ from forktree_agent.control.records import (
     HookRecords,
     Limits,
     Lineage,
+    PortRecord,
     SessionRecord,
     Start,
 )
@@ -50,6 +51,7 @@ def root_begun(session: Session, template: SessionTemplate, trace: Followed | No
             hooks=HookRecords(
                 pre=_hook(template.spec.hooks.pre_fork), post=_hook(template.spec.hooks.post_fork)
             ),
+            ports=tuple(PortRecord(name=each.name, port=each.port) for each in template.spec.ports),
             limits=Limits(
                 depth=limits.depth,
                 memory_bytes=limits.memory_bytes,

@@ -60,6 +60,13 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     """That of whoever asked for it; None: its trace is its own."""
 
 
+class PortRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A server in the guest that callers may reach."""
+
+    name: str
+    port: int
+
+
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """A session's place in its tree. All children of one fork have the same."""
 
@@ -70,6 +77,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     template_uid: Uid
     limits: Limits
     hooks: HookRecords = HookRecords()
+    ports: tuple[PortRecord, ...] = ()
+    """As they were when the root was started, like all of these."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

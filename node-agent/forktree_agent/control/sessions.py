@@ -346,7 +346,11 @@ class Sessions:
             if record.start is not None:
                 self._world.metrics.fork_took(Road.ROOT, record.start.mode, Stage.TOTAL, total_ms)
         status = (session_paused if paused else session_runs)(
-            session, self._world.node, record, now=wall_now()
+            session,
+            self._world.node,
+            record,
+            now=wall_now(),
+            origin=self._world.settings.advertise_url,
         )
         await self._world.write_session(session, status)
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from forktree.models import Condition, Fork, Reason, Session, SessionPhase, SessionStatus
 from forktree.models.conditions import ConditionStatus, ConditionType, replaced
 from forktree.models.reasons import session_step
+from forktree_agent.control.endpoints import endpoint_of
 from forktree_agent.control.records import SessionRecord
 
 ANSWERED = "Answered"
@@ -51,10 +52,12 @@ def session_delayed(session: Session, *, reason: Reason, message: str, now: date
     )
 
 
-def session_runs(session: Session, node: str, record: SessionRecord, *, now: datetime) -> SessionStatus:
-    """A machine that answered. `record.start` is set."""
+def session_runs(
+    session: Session, node: str, record: SessionRecord, *, now: datetime, origin: str = ""
+) -> SessionStatus:
+    """A machine that answered. `record.start` is set. `origin`: where this agent is reached."""
     condition = (ConditionType.READY, ConditionStatus.TRUE, ANSWERED, "the machine has its own identity")
-    return _session_lives(session, node, record).model_copy(
+    return _session_lives(session, node, record, origin).model_copy(
         update={
             "phase": session_step(session.status.phase, SessionPhase.RUNNING),
             "ready": True,
@@ -63,11 +66,14 @@ def session_runs(session: Session, node: str, record: SessionRecord, *, now: dat
     )
 
 
-def session_paused(session: Session, node: str, record: SessionRecord, *, now: datetime) -> SessionStatus:
-    """A machine that answered and stands still. `record.start` is set."""
+def session_paused(
+    session: Session, node: str, record: SessionRecord, *, now: datetime, origin: str = ""
+) -> SessionStatus:
+    """A machine that answered and stands still. `record.start` is set. `origin`: where this agent is
+    reached."""
     message = "it stands still because spec.state is Paused"
     condition = (ConditionType.READY, ConditionStatus.FALSE, Reason.PAUSED, message)
-    return _session_lives(session, node, record).model_copy(
+    return _session_lives(session, node, record, origin).model_copy(
         update={
             "phase": session_step(session.status.phase, SessionPhase.PAUSED),
             "ready": False,
@@ -92,12 +98,15 @@ def score_of(session: Session, record: SessionRecord | None) -> float | None:
     return session.status.score if record is None else record.scored
 
 
-def _session_lives(session: Session, node: str, record: SessionRecord) -> SessionStatus:
+def _session_lives(session: Session, node: str, record: SessionRecord, origin: str) -> SessionStatus:
     """What there is to say of a machine, whether it runs or stands still."""
     start = record.start
     assert start is not None
     return SessionStatus(
         node=node,
+        endpoint=endpoint_of(
+            origin, session.metadata.namespace or "", session.metadata.name, record.lineage.ports
+        ),
         root=record.lineage.root,
         parent=record.lineage.parent,
         depth=record.lineage.depth,
@@ -175,6 +184,7 @@ def _session_ends(
     return session.status.model_copy(
         update={
             **known,
+            "endpoint": None,
             "phase": session_step(session.status.phase, phase),
             "ready": False,
             "reason": reason,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from forktree.kube.errors import NotFound
 from forktree.models import Fork, Session, SessionTemplate, Uid
 from forktree.models.names import OUR_LABELS, ROOT_LABEL
 from forktree.wire import SessionInfo
+from forktree_agent.control.endpoints import endpoints_of
 from forktree_agent.control.facade import Facade
 
 FORKS_ABOVE = 65
@@ -25,6 +26,8 @@ class Names:
     template: str
     parent: str | None
     root: str | None
+    endpoints: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where its ports are reached, by name."""
 
 
 def describe(session: Session, now: datetime, names: Names) -> SessionInfo:
@@ -56,6 +59,7 @@ def told(session: Session, now: datetime, names: Names) -> dict[str, Any]:
         "score": status.score if spec.score is None else spec.score,
         "rewards": spec.rewards or None,
         "labels": labels or None,
+        "endpoints": dict(names.endpoints) or None,
         "fork_ms": status.fork_ms,
         "vm_generation_id": status.vm_generation_id,
         "baseline_id": status.baseline_id,
@@ -70,6 +74,7 @@ async def describe_one(client: KubeClient, facade: Facade, session: Session, now
         template=await template_name(client, facade, session),
         parent=await parent_name(client, session) if parent is None else parent.metadata.name,
         root=await root_name(client, facade, session),
+        endpoints=endpoints_of(session.status.endpoint, facade.ports(session)),
     )
     return describe(session, now, names)
 
@@ -81,6 +86,7 @@ def describe_newborn(facade: Facade, session: Session, now: datetime) -> Session
         template=facade.template_name(session),
         parent=facade.parent_name(session),
         root=None if root is None else root.metadata.name,
+        endpoints=endpoints_of(session.status.endpoint, facade.ports(session)),
     )
     return describe(session, now, names)
 

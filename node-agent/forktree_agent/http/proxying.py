@@ -29,6 +29,7 @@ from forktree.models import ForkNode
 from forktree.wire import IDEMPOTENCY_KEY
 from forktree_agent.http import bodies, streaming
 from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.pipes import StreamPipe
 from forktree_agent.http.remembering import Remembered
 from forktree_agent.http.requests import REQUEST_ID
 from forktree_agent.http.sockets import MAX_MESSAGE_BYTES, joined
@@ -99,6 +100,17 @@ class _Peer:
 
     def url(self, errand: Errand) -> URL:
         return URL(self.origin + errand.path, encoded=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPipe:
+    """A connection to another agent."""
+
+    pipe: StreamPipe
+    authority: str
+    """What the agent is called in a `Host` header."""
+    handed_on: tuple[str, str]
+    """The header that says that a request was."""
 
 
 class Proxy:
@@ -208,6 +220,27 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError) as err:
             raise _silent(errand, peer, err) from err
 
+    @asynccontextmanager
+    async def pipe(self, request: web.Request, errand: Errand) -> AsyncGenerator[PeerPipe]:
+        """A connection to the owner that is closed with the block, for `request` to be sent over as it came.
+
+        Raises as `forward` does. The errand's deadline is for the connection to be made.
+        """
+        peer, _ = await self._way(request, errand)
+        origin = URL(peer.origin)
+        try:
+            async with asyncio.timeout_at(errand.deadline), asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=peer.tls)
+        except ssl.SSLError as err:
+            cause = "what is there does not show the certificate that the agent published"
+            raise _silence(errand, peer, cause) from err
+        except OSError as err:  # A time that is over too.
+            raise _silence(errand, peer, "it cannot be reached") from err
+        try:
+            yield PeerPipe(StreamPipe(reader, writer), origin.authority, (HOP_HEADER, self._node_name))
+        finally:
+            writer.transport.abort()  # All was said, or nobody waits for the rest.
+
     async def _way(self, request: web.Request, errand: Errand) -> tuple[_Peer, dict[str, str]]:
         """Where to ask, and with which headers."""
         if HOP_HEADER in request.headers:
@@ -279,9 +312,13 @@ def _unknown(errand: Errand, why: str) -> Refusal:
 
 
 def _silent(errand: Errand, peer: _Peer, err: aiohttp.ClientError | TimeoutError) -> Refusal:
+    return _silence(errand, peer, _cause(err))
+
+
+def _silence(errand: Errand, peer: _Peer, cause: str) -> Refusal:
     sentence = (
         f"the agent of node {errand.node}, where {errand.subject} is, does not answer at "
-        f"{peer.origin}: {_cause(err)}"
+        f"{peer.origin}: {cause}"
     )
     return Refusal(Code.UPSTREAM_ERROR, sentence)
 

@@ -26,6 +26,7 @@ from forktree_agent.http.handlers import (
     files,
     forks,
     health,
+    ports,
     sessions,
     states,
     templates,
@@ -35,12 +36,14 @@ from forktree_agent.http.handlers import (
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.table import OpenRoute, Parts, Raw, Route, checked
 from forktree_agent.http.tree_watching import Watchers
+from forktree_agent.http.tunnels import Tunnels
 
 ROUTES: Final[tuple[Route, ...]] = (
     *sessions.ROUTES,
     *commands.ROUTES,
     *terminal.ROUTES,
     *files.ROUTES,
+    *ports.ROUTES,
     *forks.ROUTES,
     *trees.ROUTES,
     *states.ROUTES,
@@ -77,7 +80,14 @@ class Api:
     """All handlers. It holds nothing but what it was given, and the gate's short memory."""
 
     def __init__(self, client: KubeClient, facade: Facade, proxy: Proxy) -> None:
-        self._parts = Parts(client=client, facade=facade, proxy=proxy, gate=Gate(client), watchers=Watchers())
+        self._parts = Parts(
+            client=client,
+            facade=facade,
+            proxy=proxy,
+            gate=Gate(client),
+            watchers=Watchers(),
+            tunnels=Tunnels(),
+        )
 
     def routes(self) -> list[web.RouteDef]:
         """Every path, under each prefix that it has."""
@@ -85,7 +95,7 @@ class Api:
             # Also below a namespace: existing clients know no other address.
             *(web.get(f"{prefix}/v1{route.path}", route.handler) for route in OPEN for prefix in PREFIXES),
             *(
-                web.route(route.method, f"{prefix}/v1{route.path}", checked(route, self._parts))
+                web.route(route.method, f"{prefix}/v1{route.served}", checked(route, self._parts))
                 for route in ROUTES
                 for prefix in PREFIXES
                 # The gateway's answer to the same is the native one with further keys.

@@ -58,6 +58,8 @@ class Listener:
     certificate: Path | None = None
     """Given certificate chain and key; both or none."""
     key: Path | None = None
+    bound: socket.socket | None = None
+    """Listens there already; None: it is made to."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -95,7 +97,7 @@ async def serving(
     address cannot be bound or the made certificate cannot be written, `UnusableCertificate`.
     """
     identity = await asyncio.to_thread(_identity, listener)  # Key generation and files: some 10 ms.
-    listening, ending = await listening_on(listener.host, listener.port), _Ending()
+    listening, ending = listener.bound or await listening_on(listener.host, listener.port), _Ending()
     async with AsyncExitStack() as stack:
         entrance = await stack.enter_async_context(
             _Edge(ending, answered, tracer).around(api.routes(), listening, identity.context, listener.bounds)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from forktree.errors import ForktreeError
 from forktree.wire import Answer
@@ -58,10 +60,15 @@ async def lines(request: web.Request, tell: Callable[[Pieces], Awaitable[None]])
 
 
 async def pieces(
-    request: web.Request, tell: Callable[[Pieces], Awaitable[None]], headers: Mapping[str, str]
+    request: web.Request,
+    tell: Callable[[Pieces], Awaitable[None]],
+    headers: Mapping[str, str],
+    status: int = HTTPStatus.OK,
 ) -> web.StreamResponse:
     """An answer of bytes, all of which `tell` sends. What it raises breaks the answer off."""
-    response = web.StreamResponse(headers={"X-Request-Id": request[REQUEST_ID], **headers})
+    # A name may be there several times.
+    response = web.StreamResponse(status=status, headers=CIMultiDict(headers))
+    response.headers["X-Request-Id"] = request[REQUEST_ID]
     await response.prepare(request)
     try:
         await tell(Pieces(response))

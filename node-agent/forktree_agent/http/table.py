@@ -23,6 +23,7 @@ from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
 from forktree_agent.http.requests import SEEN
 from forktree_agent.http.tree_watching import Watchers
+from forktree_agent.http.tunnels import Tunnels
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,18 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         code=Code.NOT_FOUND,
         sentence="no checkpoint can have that name",
     ),
+    "port": Parameter(
+        meaning="A port that the session's template declares, by its name or number.",
+        pattern=r"[a-z]([-a-z0-9]{0,13}[a-z0-9])?|[1-9][0-9]{0,4}",
+        code=Code.NOT_FOUND,
+        sentence="a port is called by the name that its template gives it, or by its number",
+    ),
+    "path": Parameter(
+        meaning="What is asked of the server, with all the slashes that it has.",
+        pattern=r"[\s\S]*",
+        code=Code.NOT_FOUND,
+        sentence="there is no such path",
+    ),
     "index": Parameter(
         meaning="Which of the Fork's children, from 0.",
         pattern=r"0|[1-9][0-9]{0,2}",
@@ -132,6 +145,7 @@ class Parts:
     proxy: Proxy
     gate: Gate
     watchers: Watchers
+    tunnels: Tunnels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +171,11 @@ class Route:
     @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(re.findall(r"\{(\w+)\}", self.path))
+
+    @property
+    def served(self) -> str:
+        """The path as aiohttp is told of it."""
+        return self.path.replace("{path}", "{path:.*}")  # The only one that may hold slashes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,25 +259,25 @@ class Asked:
         self, node: str, what: str, *, begin_by: float, body: AsyncIterator[bytes] | None = None
     ) -> web.StreamResponse:
         """The same for an answer that is handed on as it comes, and that begins by `begin_by` (loop time)."""
-        errand = Errand(
-            node=node,
-            path=f"/ns/{self.namespace}/v1/sessions/{self.session_id}/{what}",
-            subject=f"session {self.session_id}",
-            deadline=begin_by + HOP_SECONDS,
-        )
+        errand = self.errand(node, what, begin_by=begin_by)
         return await self.parts.proxy.relay(self.request, errand, body=body)
 
     async def relay_socket(
         self, node: str, what: str, ours: web.WebSocketResponse, *, open_by: float
     ) -> None:
         """Join our caller's WebSocket with that of `node`'s agent, which opens by `open_by` (loop time)."""
-        errand = Errand(
+        errand = self.errand(node, what, begin_by=open_by)
+        await self.parts.proxy.relay_socket(self.request, errand, ours)
+
+    def errand(self, node: str, what: str, *, begin_by: float) -> Errand:
+        """To ask `node`'s agent about the session that the path names, which begins by `begin_by` (loop
+        time). `what` follows its name."""
+        return Errand(
             node=node,
             path=f"/ns/{self.namespace}/v1/sessions/{self.session_id}/{what}",
             subject=f"session {self.session_id}",
-            deadline=open_by + HOP_SECONDS,
+            deadline=begin_by + HOP_SECONDS,
         )
-        await self.parts.proxy.relay_socket(self.request, errand, ours)
 
     async def session_elsewhere(self, node: str, what: str, *, end_by: float) -> web.Response:
         """`hand_on` for the session that the path names; `what` follows its name."""

@@ -49,6 +49,7 @@ _CODES = {
     "wrong_kind": Code.CONFLICT,
     "not_empty": Code.CONFLICT,
     "full": Code.NO_SPACE,
+    "unreachable": Code.UPSTREAM_ERROR,
     "invalid": Code.BAD_REQUEST,
 }
 
@@ -102,14 +103,7 @@ class Tool:
             if b"\n" in line or len(line) > HEAD_BYTES:
                 break
         line, _, self._rest = line.partition(b"\n")
-        try:
-            head = msgspec.json.decode(line, type=_Head)
-            if head.why is None:
-                return msgspec.json.decode(head.ok, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise _odd() from None
-        message = (head.message or "the session's file tool gave no reason")[:500]
-        raise Refusal(_CODES.get(head.why, Code.INTERNAL), message)
+        return head_of(line, kind)
 
     async def content(self) -> AsyncIterator[bytes]:
         """All that comes after what was `told`. Raises `ConnectionError` where it breaks off."""
@@ -157,6 +151,18 @@ class Tool:
                     return
                 case _:
                     raise ConnectionError("the session's file tool broke off")
+
+
+def head_of(line: bytes, kind: type[_T]) -> _T:
+    """What a tool says first. Raises `Refusal`: why it did nothing."""
+    try:
+        head = msgspec.json.decode(line, type=_Head)
+        if head.why is None:
+            return msgspec.json.decode(head.ok, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise _odd() from None
+    message = (head.message or "the session's tool gave no reason")[:500]
+    raise Refusal(_CODES.get(head.why, Code.INTERNAL), message)
 
 
 @asynccontextmanager
@@ -244,4 +250,4 @@ def _too_large() -> Refusal:
 
 
 def _odd() -> Refusal:
-    return Refusal(Code.INTERNAL, "the session's file tool said nothing that makes sense")
+    return Refusal(Code.INTERNAL, "the session's tool said nothing that makes sense")

@@ -95,8 +95,7 @@ class AsyncClient:
 
     async def reach(self) -> Reach:
         """Where requests go and what goes with them. Finds that out, and asks the agent nothing."""
-        place = await self._connection.place()
-        return Reach(url=place.url + place.prefix, tls=place.tls, token=await self._connection.token())
+        return await self._transport.reach()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -12,6 +12,7 @@ import pydantic
 from forktree._async.commands import AsyncCommands
 from forktree._async.files import AsyncFiles
 from forktree._async.forks import FORK_SECONDS, AsyncFork, forked
+from forktree._async.ports import AsyncPorts
 from forktree._async.transport import Call, new_key, unexpected
 from forktree._async.trees import AsyncTree, tree_of
 from forktree._flavours import async_repeating
@@ -27,7 +28,7 @@ UNSET = float("nan")
 _CHECKPOINTS = pydantic.TypeAdapter(list[CheckpointInfo])
 
 
-class AsyncSession(AsyncCommands, AsyncFiles):
+class AsyncSession(AsyncCommands, AsyncFiles, AsyncPorts):
     """A live environment. This is a handle to it: it may outlive its session, and two may mean the same."""
 
     _kept = False

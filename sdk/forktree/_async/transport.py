@@ -17,6 +17,7 @@ from forktree._async.connecting import AsyncConnection, Place
 from forktree._flavours import AsyncLock, async_wait, async_within
 from forktree._following import Following
 from forktree._retrying import Retries
+from forktree._settings import Reach
 from forktree.errors import AnswerLost, ClientError, Unauthorized, UnexpectedAnswer, Unreachable
 from forktree.wire import IDEMPOTENCY_KEY
 
@@ -89,6 +90,11 @@ class AsyncTransport:
             while self._https:
                 _, http = self._https.popitem()
                 await http.aclose()
+
+    async def reach(self) -> Reach:
+        """Where requests go and what goes with them."""
+        place = await self._connection.place()
+        return Reach(url=place.url + place.prefix, tls=place.tls, token=await self._connection.token())
 
     async def ask(self, call: Call, answer: type[ModelT]) -> ModelT:
         """The answer's body. Raises `ClientError`."""

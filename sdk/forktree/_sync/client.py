@@ -96,8 +96,7 @@ class Client:
 
     def reach(self) -> Reach:
         """Where requests go and what goes with them. Finds that out, and asks the agent nothing."""
-        place = self._connection.place()
-        return Reach(url=place.url + place.prefix, tls=place.tls, token=self._connection.token())
+        return self._transport.reach()
 
     def close(self) -> None:
         """Close all connections."""

@@ -15,6 +15,7 @@ from forktree._results import ForkOptions, fork_body, part, some
 from forktree._sync.commands import Commands
 from forktree._sync.files import Files
 from forktree._sync.forks import FORK_SECONDS, Fork, forked
+from forktree._sync.ports import Ports
 from forktree._sync.transport import Call, new_key, unexpected
 from forktree._sync.trees import Tree, tree_of
 from forktree.errors import NoSuchSession, NotFound, SessionGone
@@ -28,7 +29,7 @@ UNSET = float("nan")
 _CHECKPOINTS = pydantic.TypeAdapter(list[CheckpointInfo])
 
 
-class Session(Commands, Files):
+class Session(Commands, Files, Ports):
     """A live environment. This is a handle to it: it may outlive its session, and two may mean the same."""
 
     _kept = False

@@ -17,6 +17,7 @@ from forktree._answers import explained, refusal
 from forktree._flavours import Lock, wait, within
 from forktree._following import Following
 from forktree._retrying import Retries
+from forktree._settings import Reach
 from forktree._sync.connecting import Connection, Place
 from forktree.errors import AnswerLost, ClientError, Unauthorized, UnexpectedAnswer, Unreachable
 from forktree.wire import IDEMPOTENCY_KEY
@@ -90,6 +91,11 @@ class Transport:
             while self._https:
                 _, http = self._https.popitem()
                 http.close()
+
+    def reach(self) -> Reach:
+        """Where requests go and what goes with them."""
+        place = self._connection.place()
+        return Reach(url=place.url + place.prefix, tls=place.tls, token=self._connection.token())
 
     def ask(self, call: Call, answer: type[ModelT]) -> ModelT:
         """The answer's body. Raises `ClientError`."""

@@ -197,6 +197,8 @@ class ForkChild(ApiModel):
     """Name of its branch."""
     phase: SessionPhase
     """Its phase when this was written. Its Session tells what it is now."""
+    endpoint: str | None = None
+    """Where the first of its template's `ports` is reached. Set while it has a machine."""
     seed: str | None = None
     """What it was told as `FORKTREE_SEED`."""
     exit_code: int | None = None

@@ -129,6 +129,9 @@ class SessionStatus(ApiModel):
     """Why it stands so, in one sentence."""
     node: str | None = None
     """The node whose agent has taken it."""
+    endpoint: str | None = None
+    """Where the first of the template's `ports` is reached, over HTTPS and with a token for the agent. Set
+    while it has a machine, if the template has ports."""
     root: Uid | None = None
     """Uid of the session at the top of this tree; a root's is its own."""
     parent: Uid | None = None
@@ -180,6 +183,7 @@ class Session(ApiObject):
             Column("Node", ".status.node"),
             Column("Fork ms", ".status.forkMs", "number", 0, "Parent stopped until every child ran"),
             Column("Age", ".metadata.creationTimestamp", "date"),
+            Column("Endpoint", ".status.endpoint", priority=1),
             Column("Mode", ".status.mode", priority=1),
             Column("Level", ".status.level", priority=1),
             Column("Template", ".spec.templateRef.name", priority=1),

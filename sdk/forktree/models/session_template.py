@@ -11,7 +11,7 @@ from forktree.models.names import NAME_RULES
 from forktree.models.quantities import MemoryQuantity, memory_between, parse_bytes
 from forktree.models.reasons import BakePhase, Reason
 from forktree.models.schema import Column, Resource, atomic_list, cel, map_list
-from forktree.models.texts import Argv, EnvName, EnvValue, ObjectName
+from forktree.models.texts import Argv, EnvName, EnvValue, ObjectName, PortName
 
 MEMORY_MIN: Final = "128Mi"
 MEMORY_MAX: Final = "64Gi"
@@ -89,6 +89,15 @@ class ExecAction(ApiModel):
 
     command: Argv = Field(min_length=1, json_schema_extra=atomic_list())
     """Program and arguments, given to execve as they are: no shell, no expansion. Exit code 0 is success."""
+
+
+class Port(ApiModel):
+    """A server in the guest that callers may reach through the node's agent."""
+
+    name: PortName
+    """What it is called in addresses: lower-case letters, digits and dashes, beginning with a letter."""
+    port: int = Field(ge=1, le=65535)
+    """Where it listens: on 127.0.0.1, on ::1 or on all addresses of the guest."""
 
 
 class HttpGetAction(ApiModel):
@@ -216,7 +225,9 @@ class SessionTemplateSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                _unchanged("image", "machine", "command", "env", "readinessProbe", "hooks", "treeLimits"),
+                _unchanged(
+                    "image", "machine", "command", "env", "ports", "readinessProbe", "hooks", "treeLimits"
+                ),
                 "spec of a SessionTemplate cannot be changed: create another under a new name",
             )
         )
@@ -249,6 +260,9 @@ class SessionTemplateSpec(ApiModel):
     """The environment's own long-lived process: program and arguments. Empty: none, only commands run."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=map_list("name"))
     """Environment of `command` and of every command run in a session."""
+    ports: tuple[Port, ...] = Field(default=(), max_length=16, json_schema_extra=map_list("name"))
+    """Servers in the guest that callers with the right `sessions/proxy` may reach, through the node's agent.
+    Nobody reaches any other port."""
     readiness_probe: ReadinessProbe | None = None
     """When the machine counts as ready. Unset: as soon as it is up and `command` has started."""
     hooks: Hooks = Hooks()

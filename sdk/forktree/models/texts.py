@@ -19,6 +19,9 @@ Seed = Annotated[str, StringConstraints(max_length=256)]
 Argument = Annotated[str, StringConstraints(max_length=16384)]
 Argv = Annotated[tuple[Argument, ...], Field(max_length=256)]
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+PORT_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""It begins with a letter, so that no name is a number."""
+PortName = Annotated[str, StringConstraints(max_length=15, pattern=PORT_NAME_PATTERN)]
 BranchName = Annotated[str, StringConstraints(max_length=63, pattern=DNS_LABEL_PATTERN)]
 LabelValue = Annotated[
     str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")

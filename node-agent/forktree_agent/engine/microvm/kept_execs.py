@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,7 +89,9 @@ class KeptExecs:
     ) -> AsyncGenerator[ExecReader]:
         """The same, and read it from its first byte on."""
         known = KeptExec(exec_id, generation, self._line)
-        reader = Reader(known, 0, 0)
+        # What a tool said is read once, and may fill no room that others need: theirs would be cut.
+        forget = partial(self._forget_read, known) if command.builtin else _nothing
+        reader = Reader(known, 0, 0, dealt_with=lambda: forget(reader))
         known.readers.add(reader)
         try:
             await self._begin(known, command, waits=True, deadline=deadline)
@@ -306,6 +309,11 @@ class KeptExecs:
                 self._line.cancel(known.id)
         self._remove(known.id)
 
+    def _forget_read(self, known: KeptExec, reader: Reader) -> None:
+        read = sum(stream.forget_before(reader.next_of(each)) for each, stream in known.streams.items())
+        self._left += read
+        self._node.give_back(read)
+
     def _may_go(self, known: KeptExec) -> None:
         """It has ended: its output is kept while there is room, unless somebody reads it."""
         if known.readers or self._execs.get(known.id) is not known:
@@ -362,6 +370,10 @@ class KeptExecs:
         if known is None and create and len(self._execs) < MAX_RUNNING + MAX_ENDED:
             known = self._execs[exec_id] = KeptExec(exec_id, None, self._line)
         return known
+
+
+def _nothing(_: Reader) -> None:
+    pass
 
 
 def _fail(future: asyncio.Future[Any] | None, end: MachineGone) -> None:

@@ -71,6 +71,13 @@ class KeptStream:
         self.start += newer
         return older + newer
 
+    def forget_before(self, offset: int) -> int:
+        """Nobody asks for what came before it. Returns how much that was."""
+        count = min(max(0, offset - self.start), len(self._data))
+        del self._data[:count]
+        self.start += count
+        return count
+
     def _add_older(self, offset: int, data: bytes) -> None:
         """The guest tells its own rest once more, in order: it counts once it reaches what we have."""
         if offset != self._older_start + len(self._older) or len(self._older) > _OLDER_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from forktree_agent.engine.contract import (
@@ -173,8 +174,17 @@ class KeptExec:
 class Reader:
     """Implements `ExecReader`."""
 
-    def __init__(self, known: KeptExec, stdout_offset: int, stderr_offset: int) -> None:
+    def __init__(
+        self,
+        known: KeptExec,
+        stdout_offset: int,
+        stderr_offset: int,
+        *,
+        dealt_with: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`dealt_with` is called whenever all that came before `next_of` was."""
         self._known = known
+        self._dealt_with = dealt_with
         self._next = {frames.Stream.STDOUT: stdout_offset, frames.Stream.STDERR: stderr_offset}
         self._unread = 0
         """Of what was returned last."""
@@ -182,6 +192,10 @@ class Reader:
     @property
     def id(self) -> str:
         return self._known.id
+
+    def next_of(self, stream: frames.Stream) -> int:
+        """Where it reads on."""
+        return self._next[stream]
 
     def backlog(self) -> int:
         """What is here and not dealt with yet."""
@@ -192,6 +206,7 @@ class Reader:
 
     async def next(self, *, deadline: float) -> ExecChunk | ExecEnd | None:
         self._unread = 0
+        self._dealt_with()
         known = self._known
         while True:
             chunk = self._piece()

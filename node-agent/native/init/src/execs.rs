@@ -53,6 +53,8 @@ struct Exec {
     output: Output,
     input: Option<Input>,
     on_terminal: bool,
+    /// It was a host's own, which is not there any more. Nobody is told of it.
+    abandoned: bool,
     /// None once it was killed for it.
     deadline: Option<Instant>,
     timed_out: bool,
@@ -143,6 +145,7 @@ impl Execs {
             output: Output::new(request.output_limit, request.flow),
             input: ends.input,
             on_terminal,
+            abandoned: false,
             deadline: Some(Instant::now() + Duration::from_millis(request.timeout_ms).min(LONGEST)),
             timed_out: false,
             status: None,
@@ -228,20 +231,20 @@ impl Execs {
     pub fn carry_on(&mut self, generation: &str) {
         for exec in self.running.values_mut() {
             generation.clone_into(&mut exec.generation);
-            exec.output.let_go();
+            exec.let_go();
         }
     }
 
     /// Another host asks than the one that granted.
     pub fn let_go(&mut self) {
         for exec in self.running.values_mut() {
-            exec.output.let_go();
+            exec.let_go();
         }
     }
 
     /// Those that are not told to have ended.
     pub fn ids(&self) -> Vec<String> {
-        self.running.values().map(|exec| exec.id.clone()).collect()
+        self.running.values().filter(|exec| !exec.abandoned).map(|exec| exec.id.clone()).collect()
     }
 
     /// Those that have ended, and of which the host may not have heard.
@@ -336,7 +339,9 @@ impl Execs {
 
     fn finish(&mut self, exec: Exec, port: &mut Port) {
         let report = exec.report();
-        port.send(&report);
+        if !exec.abandoned {
+            port.send(&report);
+        }
         // Whoever still holds the other ends runs in the background and must not die of a closed pipe.
         self.orphans.extend(exec.stdout.into_iter().chain(exec.stderr).map(|pipe| pipe.reader));
         while self.orphans.len() > MAX_ORPHANS {
@@ -377,6 +382,18 @@ impl Exec {
                 self.launch = None;
                 self.refused = Some(refused);
             }
+        }
+    }
+
+    /// Whoever began it is not there any more. A tool was theirs alone: it sees its input break off, takes back what it
+    /// has begun, and ends.
+    fn let_go(&mut self) {
+        self.abandoned |= self.output.flows() && !self.output.is_kept();
+        if self.abandoned {
+            self.input = None;
+            self.output.drop_all();
+        } else {
+            self.output.let_go();
         }
     }
 

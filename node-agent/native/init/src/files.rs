@@ -53,6 +53,7 @@ pub fn run(arguments: &[String]) -> i32 {
         ["list", path] => list(Path::new(path), &mut output),
         ["remove", path, depth] => answer(&mut output, &remove(Path::new(path), *depth == "all")),
         ["pack", path] => pack(Path::new(path), &mut output),
+        ["connect", port] => crate::relay::relay(port, &mut output),
         ["unpack", path] => answer(&mut output, &unpack(Path::new(path), Sent::new(Input(io::stdin())))),
         _ => answer::<()>(&mut output, &Err(Failed::new(Why::Invalid, "there is no such file tool"))),
     };

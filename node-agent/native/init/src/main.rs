@@ -16,6 +16,7 @@ mod newborn;
 mod output;
 mod port;
 mod process;
+mod relay;
 mod remembered;
 #[cfg(test)]
 mod scratch;
@@ -33,7 +34,7 @@ const RUN_FOLDER: &str = "/run/forktree";
 
 fn main() {
     if std::process::id() != 1 {
-        // A file tool, run like any command: the same program, so that every image has it.
+        // A tool, run like any command: the same program, so that every image has it.
         std::process::exit(files::run(&std::env::args().skip(1).collect::<Vec<_>>()));
     }
     let end = match prepare() {

@@ -89,6 +89,12 @@ impl Output {
         self.grant(UNASKED_BYTES, false);
     }
 
+    /// Nobody is going to hear of it.
+    pub fn drop_all(&mut self) {
+        self.told = 0;
+        self.grant(0, false);
+    }
+
     /// Take what was read. `kept_by` commands share the room for ends of streams.
     pub fn take(
         &mut self,

@@ -345,6 +345,15 @@ pub fn connect_loopback(port: u16) -> io::Result<TcpStream> {
     }
 }
 
+/// Whether the peer is to see a connection reset where it is closed, or its process killed, rather than ended.
+pub fn reset_when_closed(stream: &TcpStream, reset: bool) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: libc::c_int::from(reset), l_linger: 0 };
+    let size = libc::socklen_t::try_from(std::mem::size_of_val(&linger)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let value = std::ptr::addr_of!(linger).cast();
+    // SAFETY: pointer and size describe `linger`.
+    check(unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size) }).map(drop)
+}
+
 /// End the machine. The kernel command line says `reboot=t panic=-1` and QEMU runs with `-no-reboot`.
 pub fn end_machine() -> ! {
     // SAFETY: plain numbers.

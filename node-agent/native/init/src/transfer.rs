@@ -24,6 +24,8 @@ pub enum Why {
     NotEmpty,
     /// No room.
     Full,
+    /// Nobody is there to connect to.
+    Unreachable,
     /// What was sent makes no sense, or is not whole.
     Invalid,
     Internal,
