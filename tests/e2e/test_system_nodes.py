@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from e2e.whole import API, SECONDS, Whole, until
+from forktree_agent.http.guest_headers import FROM_SESSION
 from forktree_agent.http.proxying import HOP_HEADER
 from forktree_dev import provisioning
 from forktree_dev.system import Artifacts, Node, Sizes, System
@@ -119,7 +120,7 @@ async def using(system: System) -> AsyncGenerator[Pair]:
 async def pair(system: System) -> AsyncIterator[Pair]:
     """Both nodes without sessions, and a template that they may have baked; the same at the end."""
     async with using(system) as pair:
-        await pair.user.template()
+        await pair.user.template(ports=[{"name": "web", "port": 8000}])
         yield pair
         await pair.empty()
     await system.kubectl.run("delete", "rolebinding", "tester", "-n", NAMESPACE)
@@ -243,6 +244,35 @@ async def test_what_is_streamed_comes_through_another_nodes_agent_as_it_is_made(
         messages = [message async for message in socket]
     assert b"/dev/pts" in b"".join(each.data for each in messages[:-1])
     assert json.loads(messages[-1].data)["exit_code"] == 3
+
+
+async def test_a_server_inside_is_reached_through_either_agent(pair: Pair) -> None:
+    roots = await pair.roots("left", "right")
+    for there, root in roots.items():
+        await pair.user.sh(root, f"echo {root} > /tmp/name; busybox httpd -p 127.0.0.1:8000 -h /tmp")
+        endpoint = (await pair.user.status("session", root))["endpoint"]
+        own = pair.node(there).url
+        assert endpoint == f"{own}/ns/{NAMESPACE}/v1/sessions/{root}/ports/web/"
+    for whole in pair.by.values():
+        for root in roots.values():
+            url = f"{whole.node.url}/ns/{NAMESPACE}/v1/sessions/{root}/ports"
+            async with whole.http.get(f"{url}/web/name?a=b") as answer:
+                assert (answer.status, await answer.text()) == (200, f"{root}\n")
+                assert answer.headers.getall(FROM_SESSION) == [root]
+            async with whole.http.get(f"{url}/22/") as answer:
+                assert (answer.status, (await answer.json())["code"]) == (409, "port_not_exposed")
+                assert FROM_SESSION not in answer.headers
+            async with whole.http.ws_connect(f"{url}/web") as socket:
+                await socket.send_bytes(b"GET /name HTTP/1.0\r\n\r\n")
+                got = b""
+                while data := await socket.receive_bytes(timeout=SECONDS):
+                    got += data
+                assert got.endswith(f"\r\n\r\n{root}\n".encode())
+    near, far = NODES
+    headers = {HOP_HEADER: "node-c"}
+    url = f"{pair.node(near).url}/ns/{NAMESPACE}/v1/sessions/{roots[far]}/ports/web/"
+    async with pair.by[near].http.get(url, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["code"]) == (421, "wrong_node")
 
 
 async def test_a_request_goes_one_hop_and_each_agent_asks_who_is_calling(pair: Pair) -> None:
