@@ -75,6 +75,11 @@ REFUSED = {
         manifest("SessionTemplate", {**TEMPLATE, "env": [{"name": "A"}]}),
         f"spec.env[0]: Invalid value: {ONE_VALUE}",
     ),
+    "port whose name is a number": (
+        manifest("SessionTemplate", {**TEMPLATE, "ports": [{"name": "80", "port": 80}]}),
+        'spec.ports[0].name: Invalid value: "80": spec.ports[0].name in body should match'
+        " '^[a-z]([-a-z0-9]*[a-z0-9])?$'",
+    ),
     "probe of two kinds": (
         manifest(
             "SessionTemplate",
@@ -184,6 +189,11 @@ CHANGED = {
     "template": (
         manifest("SessionTemplate", TEMPLATE),
         {"command": ["/bin/true"]},
+        "spec: Invalid value: spec of a SessionTemplate cannot be changed: create another under a new name",
+    ),
+    "ports of a template": (
+        manifest("SessionTemplate", TEMPLATE),
+        {"ports": [{"name": "web", "port": 80}]},
         "spec: Invalid value: spec of a SessionTemplate cannot be changed: create another under a new name",
     ),
     "replicas of a fork": (
