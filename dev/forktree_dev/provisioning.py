@@ -95,25 +95,30 @@ async def write_operator_kubeconfig(kubectl: Kubectl, path: Path) -> None:
     write_kubeconfig(path, await _cluster(kubectl), await _token(kubectl, OPERATOR_ACCOUNT))
 
 
+async def write_account_kubeconfig(kubectl: Kubectl, account: str, path: Path, *, namespace: str) -> None:
+    """A kubeconfig of a service account, whose commands are about its own namespace."""
+    token = await _token(kubectl, account, namespace=namespace)
+    write_kubeconfig(path, await _cluster(kubectl), token, namespace=namespace)
+
+
 async def user_token(kubectl: Kubectl, account: str, *, namespace: str = "default") -> str:
     """A token with which `account` may speak to an agent's HTTP API, and to nobody else."""
     return await _token(kubectl, account, f"--audience={AUDIENCE}", namespace=namespace)
 
 
-def write_kubeconfig(path: Path, cluster: Cluster, token: str) -> None:
+def write_kubeconfig(path: Path, cluster: Cluster, token: str, *, namespace: str = "default") -> None:
     """A kubeconfig with all in one file, readable by its owner only."""
+    name = "forktree-dev"
     reach: dict[str, str] = {"server": cluster.server}
     if cluster.ca:
         reach["certificate-authority-data"] = base64.b64encode(cluster.ca).decode()
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "forktree-dev", "cluster": reach}],
-        "users": [{"name": "forktree-dev", "user": {"token": token}}],
-        "contexts": [
-            {"name": "forktree-dev", "context": {"cluster": "forktree-dev", "user": "forktree-dev"}}
-        ],
-        "current-context": "forktree-dev",
+        "clusters": [{"name": name, "cluster": reach}],
+        "users": [{"name": name, "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}],
+        "current-context": name,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".draft")

@@ -80,9 +80,9 @@ class ForkNode(ApiObject):
             Column("Age", ".metadata.creationTimestamp", "date"),
             Column("Capacity", ".status.capacityBytes", "integer", 1, "Bytes"),
             Column("Reserved", ".status.reservedBytes", "integer", 1, "Bytes"),
-            Column("Why", ".status.canary.message", priority=1),
             Column("Endpoint", ".status.endpoint", priority=1),
             Column("Version", ".status.agentVersion", priority=1),
+            Column("Why", ".status.canary.message", priority=1),
         ),
     )
 

@@ -316,6 +316,8 @@ class SessionTemplate(ApiObject):
         columns=(
             Column("Image", ".spec.image"),
             Column("Memory", ".spec.machine.memory"),
+            Column("Ready on", '.status.nodes[?(@.phase=="Ready")].node', description="One of its nodes"),
+            Column("Failed on", '.status.nodes[?(@.phase=="Failed")].node', description="One of its nodes"),
             Column("Depth limit", ".spec.treeLimits.depth", "integer", 1, "Deepest generation allowed"),
             Column("Age", ".metadata.creationTimestamp", "date"),
         ),
