@@ -173,7 +173,7 @@ async def _may(name: str, right: Right) -> Check:
     except NotFound:
         pass  # The answer where one may.
     except Forbidden as err:
-        do = "bind `forktree-searcher` to the account, or `forktree-viewer` to look only"
+        do = "bind the role `forktree-searcher` to the account, or `forktree-viewer` to look only"
         return Check(check=f"may {name}", finding=Finding.LIMITED, says=err.message, do=do)
     except ClientError as err:
         return Check(check=f"may {name}", finding=Finding.FAILED, says=err.message)

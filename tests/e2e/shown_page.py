@@ -1,6 +1,6 @@
 """A page of docs/ that shows commands and what they print, run and compared with what they print now.
 
-A block is `$ command` and below it its output; a block of YAML is applied. What differs from run to run (age,
+A block is `$ command` and below it its output; manifests are applied. What differs from run to run (age,
 times, uids, addresses) is not compared. `WRITE_PAGES=1 .venv/bin/pytest FILE` writes the page anew with what
 was printed.
 """
@@ -79,7 +79,9 @@ async def shows(page: Path, run: Run) -> None:
     for block in _BLOCK.finditer(text):
         told += text[end : block.start(2)]
         end = block.end(2)
-        for step in _steps(block[1] == "yaml", block[2]):
+        steps = [*_steps(block[1] == "yaml", block[2])]
+        told += "" if steps else block[2]
+        for step in steps:
             if step.command is None:
                 printed = await run("kubectl apply -f -", step.text)
                 assert "error" not in printed.lower(), printed
@@ -103,7 +105,7 @@ async def shows(page: Path, run: Run) -> None:
 async def _settled(step: Step, run: Run) -> str:
     """What the command prints; one that only looks is asked again until what it shows has come about."""
     assert step.command is not None
-    looks = step.command.split()[1] in {"get", "describe", "events"}
+    looks = step.command.split()[1] in {"get", "describe", "events", "auth"}
     deadline = asyncio.get_running_loop().time() + (_SETTLED_SECONDS if looks else 0)
     while True:
         printed = await run(step.command, "")
@@ -114,7 +116,8 @@ async def _settled(step: Step, run: Run) -> str:
 
 def _steps(manifest: bool, block: str) -> Iterator[Step]:
     if manifest:
-        yield Step(None, block)
+        if block.startswith("apiVersion:"):
+            yield Step(None, block)
         return
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         lines = part.splitlines(keepends=True)

@@ -273,6 +273,16 @@ async def test_no_role_is_answered_anything_of_another_namespace(people: People)
     assert wrong == []
 
 
+def manifest(**spec: object) -> dict[str, object]:
+    """A Fork as somebody writes it by hand."""
+    return {
+        "apiVersion": "forktree.dev/v1alpha1",
+        "kind": "Fork",
+        "metadata": {"name": "by-hand"},
+        "spec": {"source": {"session": {"name": "root"}}, **spec},
+    }
+
+
 async def test_a_fork_with_commands_takes_the_right_to_run_them(people: People) -> None:
     """Of who has nothing else: forking alone is no way to a shell."""
     stage, kubectl = people.stage, people.stage.plane.kubectl
@@ -298,6 +308,18 @@ async def test_a_fork_with_commands_takes_the_right_to_run_them(people: People) 
             status, body = await stage.ask("POST", path, told, token=token)
             assert (status, body["code"]) == (403, "forbidden"), (path, told)
             assert "may not create sessions/exec of forktree.dev" in body["message"]
+    reach = ClusterAccess.from_kubeconfig(kubectl.kubeconfig)
+    own = functools.partial(str, await token_of(stage, "forker"))
+    command: dict[str, object] = {"exec": {"argv": ["id"]}}
+    async with KubeClient.connected(ClusterAccess(reach.server_url, reach.tls, own)) as forker:
+        await forker.raw("POST", people.path("forks"), manifest(), query={"dryRun": "All"})
+        for spec in ({"branches": [command]}, {"score": command}):
+            with pytest.raises(
+                errors.Forbidden, match="only by who may create sessions/exec in this namespace"
+            ):
+                await forker.raw("POST", people.path("forks"), manifest(**spec), query={"dryRun": "All"})
+            searcher = people.of[SEARCHER].kube
+            await searcher.raw("POST", people.path("forks"), manifest(**spec), query={"dryRun": "All"})
 
 
 async def test_the_api_server_lets_each_role_do_what_it_says_and_nothing_more(people: People) -> None:
@@ -473,13 +495,7 @@ async def test_an_owner_in_another_namespace_costs_only_who_names_it(people: Peo
 
 async def test_a_source_has_no_namespace_that_could_be_named(people: People, person: Person) -> None:
     source = {"session": {"name": "theirs", "namespace": people.other}}
-    body = {
-        "apiVersion": "forktree.dev/v1alpha1",
-        "kind": "Fork",
-        "metadata": {"name": "mine"},
-        "spec": {"source": source},
-    }
-    path = people.path("forks")
+    body, path = manifest(source=source), people.path("forks")
     with pytest.raises(errors.KubeError, match=r'unknown field "spec\.source\.session\.namespace"'):
         await person.kube.raw("POST", path, body, query={"fieldValidation": "Strict"})
     made = json.loads(await person.kube.raw("POST", path, body))
