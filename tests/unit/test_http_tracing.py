@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ async def owner(tmp_path: Path) -> AsyncIterator[Owner]:
 
 
 @asynccontextmanager
-async def followed(folder: Path, spans: list[Span]) -> AsyncIterator[Front]:
+async def followed(folder: Path, spans: list[Span]) -> AsyncGenerator[Front]:
     async with front_running(folder / "front", tracer=Tracer(spans.append)) as running:
         yield running
 
