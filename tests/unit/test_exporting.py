@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import pytest
 
 from collector import collecting
 from forktree.tracing.context import TraceContext
-from forktree.tracing.exporting import FLUSH_SECONDS, exporting
+from forktree.tracing.exporting import FLUSH_SECONDS, CannotTrace, exporting
 from forktree.tracing.spans import Attribute, Span, SpanKind, Tracer
 
 BATCH = 512
@@ -89,3 +90,16 @@ async def test_the_librarys_own_log_is_as_before_at_the_end() -> None:
 def fill(tracer: Tracer, count: int) -> None:
     for _ in range(count):
         tracer.record(span())
+
+
+async def test_an_installation_that_cannot_send_traces_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "forktree.tracing.otlp", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)  # As if it were not there.
+    with pytest.raises(CannotTrace, match=r"--otlp-endpoint needs the packages of `forktree\[tracing\]`"):
+        async with exporting("http://127.0.0.1:9", "program", version="1"):
+            pass
+
+
+async def test_without_a_collector_there_is_no_tracer() -> None:
+    async with exporting(None, "program", version="1") as tracer:
+        assert tracer is None
