@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -95,6 +95,23 @@ async def collecting() -> AsyncGenerator[Collector]:
     finally:
         collector.answer.set()
         await runner.cleanup()
+
+
+def drawn(spans: Sequence[Received], trace_id: str) -> str:
+    """One trace as people draw it: milliseconds from its begin and how long each took, below one another."""
+    of_trace = sorted((each for each in spans if each.trace_id == trace_id), key=lambda each: each.began_ns)
+    known, began_ns = {each.span_id for each in of_trace}, of_trace[0].began_ns
+
+    def lines(below: str | None, depth: int) -> list[str]:
+        found: list[str] = []
+        for each in of_trace:
+            if (each.parent if each.parent in known else None) == below:
+                at_ms, took_ms = (each.began_ns - began_ns) / 1e6, each.seconds * 1e3
+                found.append(f"{at_ms:9.2f} {took_ms:9.2f}  {'  ' * depth}{each.name}")
+                found += lines(each.span_id, depth + 1)
+        return found
+
+    return "\n".join(["       ms   took ms  span", *lines(None, 0)])
 
 
 def decoded(sent: ExportTraceServiceRequest) -> list[Received]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from collector import Collector, Received, collecting
+from collector import Collector, Received, collecting, drawn
 from e2e.restarted import restarted_with
 from e2e.whole import Whole, until
 from forktree import AsyncClient
@@ -106,6 +106,8 @@ async def test_a_fork_is_a_span_of_its_callers_trace_with_its_stages_and_linked_
         assert stages["pause"].seconds * 1000 == pytest.approx(forked["pause_time_ms"], abs=0.01)
         assert stages["run"].seconds * 1000 == pytest.approx(forked["fork_time_ms"], abs=0.01)
         assert request.began_ns <= fork.began_ns
+
+        print(drawn(spans, first_trace))
 
         children = named(spans, "session start", first_trace)
         assert [each.attributes["forktree.child.index"] for each in children] == [0, 1]
