@@ -40,13 +40,20 @@ class Cluster:
 
 async def install(kubectl: Kubectl) -> None:
     """Definitions, roles and policies; returns when the API server serves our types. Safe to repeat."""
-    await kubectl.apply(_DEFINITIONS)
-    await kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(_DEFINITIONS))
+    await define(kubectl, _DEFINITIONS)
     await kubectl.apply(_MANIFESTS)
     # Established is not yet served: a list is refused for a moment, which kubectl sits out.
     definitions = await kubectl.json("get", "-f", str(_DEFINITIONS))
     types = ",".join(each["metadata"]["name"] for each in definitions["items"])
     await kubectl.run("get", types, "--all-namespaces")
+
+
+async def define(kubectl: Kubectl, definitions: Path) -> None:
+    """Returns when the API server has taken the definitions of types in a folder. Safe to repeat."""
+    await kubectl.apply(definitions)
+    # For a moment a definition has no conditions at all, and that one of them is awaited is then an error.
+    for condition in ("jsonpath={.status.conditions[0].type}", "condition=Established"):
+        await kubectl.run("wait", f"--for={condition}", "--timeout=50s", "-f", str(definitions))
 
 
 async def create_node(kubectl: Kubectl, name: str, *, boot: str | None = None) -> None:

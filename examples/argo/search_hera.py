@@ -2,7 +2,7 @@
 """`fan-out.yaml` and `beam-search.yaml` in Python, with Hera (`pip install 'hera-workflows>=7,<8'`).
 
 search_hera.py fan-out                        prints the WorkflowTemplate as JSON, for `kubectl apply -f -`
-search_hera.py beam-search --submit SERVER    starts it at an Argo server, with the token in $ARGO_TOKEN
+search_hera.py beam-search --submit SERVER    starts it at an Argo server, with $ARGO_TOKEN ("Bearer …")
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def main() -> None:
     template.workflows_service = WorkflowsService(
         host=arguments.submit, token=os.environ["ARGO_TOKEN"], namespace=arguments.namespace
     )
-    started = template.create_as_workflow()
+    started = template.create_as_workflow(generate_name=f"{arguments.search}-")
     print(started.metadata.name)
 
 

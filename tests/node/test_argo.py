@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import yaml
 from forktree_dev.checkout import CHECKOUT
 from forktree_dev.container_images import BuiltImage
 from forktree_dev.images.gym.environment import Environment, Refused
+from forktree_dev.parent_death import die_with_us
 from forktree_dev.real_node import argo
 from forktree_dev.real_node.argo import Pace
 from forktree_dev.real_node.cluster import RealCluster
@@ -28,6 +31,7 @@ from node.workflows import Workflows
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1200)]
 
 EXAMPLES = CHECKOUT / "examples" / "argo"
+BLOCKS = re.findall(r"```sh\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
 ACTIONS = {"down": "1", "right": "2", "up": "3"}
 QUICK = Pace(look="1s", requeue="1s")
 """What the page about Argo recommends."""
@@ -41,6 +45,20 @@ class Searcher:
     user: User
     workflows: Workflows
     machines_before: set[str]
+
+    async def applies_again(self, made: str) -> None:
+        """Does once more what a step has done, which must be allowed and change nothing."""
+        before = await self._metadata(made)
+        manifest = before["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
+        account = f"--as=system:serviceaccount:{self.user.namespace}:forktree-search"
+        await self.cluster.kubectl.run("apply", account, "-f", "-", stdin=manifest)
+        after = await self._metadata(made)
+        assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
+        assert after["ownerReferences"] == before["ownerReferences"]
+
+    async def _metadata(self, what: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self.user.kubectl("get", what, "-o", "json"))["metadata"]
+        return found
 
     async def is_rid_of(self, workflow: str) -> None:
         """Deletes it, and waits until nothing of it is left: objects, pods and machines."""
@@ -90,6 +108,10 @@ async def test_the_best_of_four_plans_is_kept(searcher: Searcher, tmp_path: Path
     marked = await searcher.user.kubectl("get", "sessions", "--selector=example.org/search=won", "-o", "name")
     assert names(marked) == [found["best"]]
     assert f'"actions": [{", ".join(plans[best])}]' in await searcher.user.sh(found["best"], "gym-ask state")
+
+    # A step whose pod was lost would do the same again, as the same account.
+    for made in (f"session/{done.name}", f"fork/{done.name}-plans"):
+        await searcher.applies_again(made)
     await searcher.is_rid_of(done.name)
 
 
@@ -147,6 +169,38 @@ async def test_a_fork_that_fails_fails_the_workflow_and_says_why(searcher: Searc
     assert fork["status"]["reason"] == "DepthLimit"
     assert f"DepthLimit: {fork['status']['message']}" in plans["message"]
     await searcher.is_rid_of(done.name)
+
+
+async def test_every_block_of_the_page_does_what_it_says(searcher: Searcher, tmp_path: Path) -> None:
+    search, look, remove = BLOCKS
+    kubectl = searcher.cluster.kubectl
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(kubectl.kubeconfig.read_text())
+    path = f"{kubectl.program.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path}
+
+    async def typed(script: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *die_with_us(["bash", "-ec", script]),
+            cwd=EXAMPLES,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        return out.decode()
+
+    await typed(f"kubectl config set-context --current --namespace={searcher.user.namespace}")
+    async with argo.controller(searcher.cluster, tmp_path, QUICK):
+        await typed(search)
+    shown = await typed(look)
+    print(shown)
+    assert shown.startswith("Succeeded best=beam-6-")
+    assert f"score=1 path={' '.join(greedy(levels=6, enough=1.0))}\n" in shown
+    assert "fan-plans-2-" in shown
+    await typed(remove)
+    await searcher.user.wait("sessions,forks,pods", "delete", "--all")
+    assert await searcher.user.kubectl("get", "sessiontemplate,workflowtemplate,role", "-o", "name") == ""
 
 
 def branches(file: str, template: str) -> dict[str, list[str]]:

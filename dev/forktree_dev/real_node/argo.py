@@ -17,7 +17,7 @@ from pathlib import Path
 
 import aiohttp
 
-from forktree_dev import argo_programs, cache
+from forktree_dev import argo_programs, cache, provisioning
 from forktree_dev.container_images import oci
 from forktree_dev.container_images.oci import Layer
 from forktree_dev.processes import Service
@@ -66,8 +66,7 @@ async def install(cluster: RealCluster) -> None:
     """Its definitions and the namespace that its controller reads its settings from. Safe to repeat."""
     kubectl = cluster.kubectl
     definitions = argo_programs.argo_programs().definitions
-    await kubectl.apply(definitions)
-    await kubectl.run("wait", "--for=condition=Established", "--timeout=60s", "-f", str(definitions))
+    await provisioning.define(kubectl, definitions)
     await kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
 
 
