@@ -197,7 +197,7 @@ async def test_every_block_of_the_page_does_what_it_says(searcher: Searcher, tmp
     print(shown)
     assert shown.startswith("Succeeded best=beam-6-")
     assert f"score=1 path={' '.join(greedy(levels=6, enough=1.0))}\n" in shown
-    assert "fan-plans-2-" in shown
+    assert "fork.forktree.dev/beam-6 " in shown
     await typed(remove)
     await searcher.user.wait("sessions,forks,pods", "delete", "--all")
     assert await searcher.user.kubectl("get", "sessiontemplate,workflowtemplate,role", "-o", "name") == ""
