@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import groupby
 from pathlib import Path
 
 from e2e.whole import SECONDS
@@ -34,6 +35,7 @@ _VARIES = (
     (re.compile(r"\b(\d+[smhd]){1,2}\b"), "AGE"),
     (re.compile(r"^( *(\w+ Ms|Point Bytes|Fork Point ID|Resource Version|Seed): +)\S+$"), r"\1N"),
 )
+_EVENT = re.compile(r" *(AGE +)?(Normal|Warning) ")
 _CELLS = {"FORK MS", "PAUSE MS", "RESERVED", "ACCELERATOR", "CANARY", "WHY"}
 """Columns whose cells differ from run to run, or from machine to machine."""
 
@@ -146,7 +148,9 @@ def same(printed: str) -> str:
         for pattern, word in _VARIES:
             told = pattern.sub(word, told)
         lines.append(re.sub(r"(?<=\S) {2,}", "  ", told))
-    return "\n".join(lines)
+    # Events of one second come in any order.
+    runs = groupby(lines, lambda line: _EVENT.match(line) is not None)
+    return "\n".join(line for events, run in runs for line in (sorted(run) if events else run))
 
 
 def _without_cells(line: str, header: list[tuple[int, str]]) -> str:
