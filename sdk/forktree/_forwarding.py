@@ -141,32 +141,47 @@ async def _joined(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: aiohttp.ClientWebSocketResponse
 ) -> None:
     """Until both sides have ended. Raises `OSError` where one breaks."""
-    up = asyncio.create_task(_up(reader, there), name="forward-up")
-    down = asyncio.create_task(_down(there, writer), name="forward-down")
+    ours, theirs = asyncio.Event(), asyncio.Event()
+    works = (_up(reader, there, ours, theirs), _down(there, writer, ours, theirs))
+    tasks = [asyncio.create_task(each, name="forward-bytes") for each in works]
     try:
-        await asyncio.wait((up, down), return_when=asyncio.FIRST_EXCEPTION)
-        for each in (up, down):
-            if each.done():
-                each.result()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
     finally:
-        up.cancel()
-        down.cancel()
-        await asyncio.gather(up, down, return_exceptions=True)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _up(reader: asyncio.StreamReader, there: aiohttp.ClientWebSocketResponse) -> None:
+async def _up(
+    reader: asyncio.StreamReader,
+    there: aiohttp.ClientWebSocketResponse,
+    ours: asyncio.Event,
+    theirs: asyncio.Event,
+) -> None:
     while data := await reader.read(PIECE_BYTES):
         await there.send_bytes(data)
     await there.send_bytes(b"")
+    ours.set()
+    await theirs.wait()
 
 
-async def _down(there: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+async def _down(
+    there: aiohttp.ClientWebSocketResponse,
+    writer: asyncio.StreamWriter,
+    ours: asyncio.Event,
+    theirs: asyncio.Event,
+) -> None:
+    """Reads on when the server has ended its side: a WebSocket that nobody reads is dead."""
     async for message in there:
-        if message.type is not aiohttp.WSMsgType.BINARY:
+        if message.type is not aiohttp.WSMsgType.BINARY or theirs.is_set():
             break
-        if not message.data:
+        if message.data:
+            writer.write(message.data)
+            await writer.drain()
+        else:
             writer.write_eof()
-            return
-        writer.write(message.data)
-        await writer.drain()
-    raise ConnectionError("the agent ended the connection before the server did")
+            theirs.set()
+    if not (ours.is_set() and theirs.is_set()):
+        raise ConnectionError("the agent ended the connection before its end")

@@ -184,7 +184,7 @@ async def test_rights_are_those_of_the_method(whole: Whole) -> None:
 
 
 async def test_large_bodies_pass_both_ways_in_bounded_memory(whole: Whole) -> None:
-    count, piece = 48 << 20, bytes(1 << 20)
+    count, piece = 16 << 20, bytes(1 << 20)
 
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(count // len(piece)):

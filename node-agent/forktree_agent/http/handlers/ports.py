@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -107,35 +108,38 @@ async def _tunnel(asked: Asked) -> web.StreamResponse:
 
 async def _joined(socket: web.WebSocketResponse, pipe: GuestPipe) -> None:
     """Until both sides have ended. Raises `ConnectionError` where one breaks."""
-    up = asyncio.create_task(_up(socket, pipe), name="tunnel-up")
-    down = asyncio.create_task(_down(pipe, socket), name="tunnel-down")
-    try:
-        await asyncio.wait((up, down), return_when=asyncio.FIRST_EXCEPTION)
-        for each in (up, down):
-            if each.done():
-                each.result()
-    finally:
-        up.cancel()
-        down.cancel()
-        await asyncio.gather(up, down, return_exceptions=True)
+    ends = _Ends()
+    await sockets.first_of(_up(socket, pipe, ends), _down(pipe, socket, ends))
 
 
-async def _up(socket: web.WebSocketResponse, pipe: GuestPipe) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Which sides have ended."""
+
+    caller: asyncio.Event = field(default_factory=asyncio.Event)
+    server: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def _up(socket: web.WebSocketResponse, pipe: GuestPipe, ends: _Ends) -> None:
+    """Reads on when the caller has ended its side: a WebSocket that nobody reads is dead."""
     async for message in socket:
-        match message.type:
-            case aiohttp.WSMsgType.BINARY if message.data:
-                await pipe.write(message.data)
-            case aiohttp.WSMsgType.BINARY:
-                return await pipe.end()
-            case _:
-                break
-    raise ConnectionError("the caller went away without an end")
+        if message.type is not aiohttp.WSMsgType.BINARY or ends.caller.is_set():
+            break
+        if message.data:
+            await pipe.write(message.data)
+        else:
+            await pipe.end()
+            ends.caller.set()
+    if not (ends.caller.is_set() and ends.server.is_set()):
+        raise ConnectionError("the caller went away before the end")
 
 
-async def _down(pipe: GuestPipe, socket: web.WebSocketResponse) -> None:
+async def _down(pipe: GuestPipe, socket: web.WebSocketResponse, ends: _Ends) -> None:
     while data := await pipe.read():
         await sockets.send(socket, data)
     await sockets.send(socket, _END)
+    ends.server.set()
+    await ends.caller.wait()
 
 
 @asynccontextmanager
