@@ -29,13 +29,14 @@ packages=(
     gcc libc6-dev   # links the native parts
     ca-certificates # package registries
     util-linux      # setpriv, flock
+    passt nftables  # the way to the outside of machines that may have one, and the wall around it
+    iproute2        # networks that tests make for it; the wire to a real node
     curl            # what `make up` prints to try
 )
 [ "${1:-}" != node ] || packages+=(
     runc                        # starts containers, for containerd
     containernetworking-plugins # gives pods their network
-    iptables nftables           # the plugins' and kube-proxy's rules
-    iproute2                    # the wire to the node
+    iptables                    # the plugins' and kube-proxy's rules
 )
 python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || packages+=(python3 python3-venv)
 for tool in "" clippy fmt; do

@@ -22,7 +22,7 @@ RUN pip install --no-cache-dir --no-deps --target=/usr/lib/forktree/python --req
 
 FROM debian:bookworm-slim
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends base-files python3 qemu-system-x86 \
+ && apt-get install --yes --no-install-recommends base-files nftables passt python3 qemu-system-x86 \
  && rm -rf /var/lib/apt/lists/*
 ENV PATH=/usr/sbin:/usr/bin:/sbin:/bin
 ENV PYTHONPATH=/usr/lib/forktree/python

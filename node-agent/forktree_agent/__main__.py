@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
 import resource
 import sys
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tls_cert is not None and options.tls_name:
         parser.error("--tls-name is for the certificate made here: a given one has its names already")
     forktree_logs.begin(options.log_format, options.log_level, more=trace_ids)
+    if (options.egress_allow or options.egress_deny) and not options.egress:
+        parser.error("--egress-allow and --egress-deny do nothing without --egress")
     take_descriptors()
     host, port = options.listen
     settings = Settings(
@@ -45,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         otlp_endpoint=options.otlp_endpoint,
         memory_limit_bytes=options.memory_limit,
         uid_base=options.uid_base,
+        egress=options.egress,
+        egress_allow=tuple(options.egress_allow),
+        egress_deny=tuple(options.egress_deny),
         accelerator=options.accelerator,
         write_tracking=options.write_tracking,
         engine=options.engine,
@@ -104,6 +110,27 @@ def _parser() -> argparse.ArgumentParser:
         help="for all machines together, at their worst",
     )
     add("--uid-base", type=int, default=Settings.uid_base, help="first user id of the machines (%(default)s)")
+    add(
+        "--egress",
+        action="store_true",
+        help="let machines whose template has network.egress: Open reach the internet",
+    )
+    add(
+        "--egress-allow",
+        type=_network,
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="a private network that these may reach too; may be repeated",
+    )
+    add(
+        "--egress-deny",
+        type=_network,
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="public addresses that these may not reach, like the nodes' own; may be repeated",
+    )
     add("--accelerator", choices=["auto", "kvm", "tcg"], default=Settings.accelerator)
     add(
         "--write-tracking",
@@ -167,6 +194,13 @@ def _namespace_socket(text: str) -> tuple[str, Path]:
     if not equals or not path.startswith("/") or not is_dns_label(namespace):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE=/PATH")
     return namespace, Path(path)
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
 
 
 def _bytes(text: str) -> int:

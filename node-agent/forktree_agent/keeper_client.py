@@ -25,6 +25,8 @@ from forktree_keeper.protocol import (
     Channel,
     ChannelType,
     Code,
+    Companion,
+    CompanionExit,
     Done,
     Drop,
     DropCgroup,
@@ -45,6 +47,7 @@ from forktree_keeper.protocol import (
     ListMachines,
     MachineEntry,
     MachinePage,
+    RaiseWall,
     Refusal,
     Request,
     Result,
@@ -65,6 +68,8 @@ __all__ = [
     "Channel",
     "ChannelType",
     "Code",
+    "Companion",
+    "CompanionExit",
     "Exit",
     "Keeper",
     "KeeperError",
@@ -138,7 +143,7 @@ class Keeper:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[_Reply]] = {}
         self._sending = asyncio.Lock()
-        self._unread_exits: deque[Exit] = deque()
+        self._unread_exits: deque[Exit | CompanionExit] = deque()
         self._exits_changed = asyncio.Event()
         self._room: asyncio.Future[None] | None = None
         self._lost: KeeperGone | StaleEpoch | None = None
@@ -174,12 +179,14 @@ class Keeper:
         files: Sequence[int] = (),
         channels: Sequence[Channel] = (),
         nice: int | None = None,
+        companion: Companion | None = None,
         deadline: float,
     ) -> Started:
         """Start a process; returns when its program runs.
 
         In it `files` are the descriptors `child_descriptor(0)`, ... and the far ends of `channels` follow;
-        `env` is all of its environment. Output goes to its log. It cannot outlive the keeper.
+        `env` is all of its environment. Output goes to its log. It cannot outlive the keeper. The socket
+        to its companion is the last descriptor.
         """
         try:
             request = Start(
@@ -192,6 +199,7 @@ class Keeper:
                 network_namespace=network_namespace,
                 nice=nice,
                 channels=tuple(channels),
+                companion=companion,
             )
         except ValueError as error:
             raise KeeperError(Code.BAD_REQUEST, str(error)) from error
@@ -274,6 +282,19 @@ class Keeper:
             raise KeeperError(Code.BAD_REQUEST, str(error)) from error
         await self._ask(request, Done, deadline=deadline)
 
+    async def raise_wall(
+        self, *, first_uid: int, uids: int, allow: Sequence[str], deny: Sequence[str], deadline: float
+    ) -> None:
+        """Put up what machines with companions are behind, see `RaiseWall`; replaces an earlier one.
+
+        `KeeperError` with `wall_failed` where it cannot be: then no companion can be started.
+        """
+        try:
+            request = RaiseWall(first_uid=first_uid, uids=uids, allow=tuple(allow), deny=tuple(deny))
+        except ValueError as error:
+            raise KeeperError(Code.BAD_REQUEST, str(error)) from error
+        await self._ask(request, Done, deadline=deadline)
+
     def log_tail(self, machine: str, limit_bytes: int = 2000) -> str:
         """The last of what a machine wrote to its standard output and error; empty if there is nothing.
 
@@ -286,8 +307,9 @@ class Keeper:
         except FileNotFoundError:
             return ""
 
-    async def exits(self) -> AsyncIterator[Exit]:
-        """Exits as they happen, those that `kill` asked for too. One consumer.
+    async def exits(self) -> AsyncIterator[Exit | CompanionExit]:
+        """Exits as they happen, those that `kill` asked for too, and of companions those that were not. One
+        consumer.
 
         Ends only by `KeeperGone` or `StaleEpoch`. Exits from before the connection are in the listing.
         """
@@ -383,7 +405,7 @@ class Keeper:
                 return
             self._on_packet(packet, files)
 
-    def _on_packet(self, packet: Answer | Failure | Exit, files: list[int]) -> None:
+    def _on_packet(self, packet: Answer | Failure | Exit | CompanionExit, files: list[int]) -> None:
         match packet:
             case Answer(request_id, body):
                 waiting = self._waiting.pop(request_id, None)
@@ -399,7 +421,7 @@ class Keeper:
                     waiting = self._waiting.pop(request_id, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_exception(KeeperError(code, message))
-            case Exit():
+            case Exit() | CompanionExit():
                 self._unread_exits.append(packet)
                 self._exits_changed.set()
                 if len(self._unread_exits) > MAX_UNREAD_EXITS:

@@ -32,7 +32,7 @@ from forktree_agent.control.node_status import AgentLease, NodeFacts, NodeReport
 from forktree_agent.control.world import loop_now, wall_now
 from forktree_agent.engine.contract import Engine
 from forktree_agent.engine.microvm.engine import MicroVmEngine
-from forktree_agent.engine.microvm.settings import EngineSettings
+from forktree_agent.engine.microvm.settings import Egress, EngineSettings
 from forktree_agent.engine.null.engine import NullEngine
 from forktree_agent.http.collimate import daemon
 from forktree_agent.http.connections import listening_at, listening_on
@@ -215,6 +215,7 @@ def _engine_settings(settings: Settings) -> EngineSettings:
         accelerator=settings.accelerator,
         write_tracking=settings.write_tracking,
         uid_base=settings.uid_base,
+        egress=Egress(allow=settings.egress_allow, deny=settings.egress_deny) if settings.egress else None,
     )
 
 

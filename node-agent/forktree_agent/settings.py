@@ -36,6 +36,12 @@ class Settings:
     """What all machines and instants may take together at their worst. What the DaemonSet requests."""
     uid_base: int = 200_000
     """First of the user ids that are nobody else's: each QEMU has its own."""
+    egress: bool = False
+    """Whether machines whose template asks for it reach the internet."""
+    egress_allow: tuple[str, ...] = ()
+    """Private networks (CIDR) that they reach too."""
+    egress_deny: tuple[str, ...] = ()
+    """Public addresses (CIDR) that they do not reach."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """`auto` takes KVM where a canary proves it, and emulation elsewhere."""
     write_tracking: Literal["auto", "pagemap"] = "auto"

@@ -18,6 +18,7 @@ import forktree_logs
 from forktree_keeper.cgroups import CgroupsUnavailable, ControlGroups
 from forktree_keeper.protocol import LOG_FOLDER, SOCKET_NAME, socket_address
 from forktree_keeper.server import Server
+from forktree_keeper.wall import Wall
 
 _CGROUP_MOUNT = Path("/sys/fs/cgroup")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -59,7 +60,8 @@ def _run(state_dir: Path, cgroup_root: str) -> None:
         stack.enter_context(groups.owned())
         wakeup = stack.enter_context(_signal_socket())
         listener = stack.enter_context(_listening(state_dir))
-        server = Server(listener, state_dir, groups, _BOOT_ID.read_text().strip())
+        wall = stack.enter_context(Wall.owned(cgroup_root))
+        server = Server(listener, state_dir, groups, wall, _BOOT_ID.read_text().strip())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: server.stop())
         _log.info("listening cgroups=v%d", groups.version)

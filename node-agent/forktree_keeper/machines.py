@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forktree_keeper import companions
 from forktree_keeper.cgroups import ControlGroups
+from forktree_keeper.companions import Companion
 from forktree_keeper.connection import Connection
 from forktree_keeper.processes import Launch, Spawned, own_bytes, read_report, reap, spawn
 from forktree_keeper.protocol import (
@@ -20,16 +22,19 @@ from forktree_keeper.protocol import (
     Channel,
     ChannelType,
     Code,
+    CompanionExit,
     Exit,
     Launched,
     MachineEntry,
     Refusal,
     Start,
     Weight,
+    encode_companion_exited,
     encode_exited,
     encode_result,
 )
 from forktree_keeper.ready_loop import ReadyLoop
+from forktree_keeper.wall import Wall
 
 MAX_LOG_BYTES = 1 << 20
 """A log that has grown beyond is emptied: the state directory is memory."""
@@ -58,11 +63,23 @@ class Machine:
     pidfd: int
     channels: dict[str, socket.socket]
     starter: Waiter | None
+    companion: Companion | None = None
     killers: list[Waiter] = field(default_factory=list[Waiter])
+    gone: bool = False
+    """Its process has ended. Its end is told when its companion is reaped too: nothing of it is left then."""
+    start_failure: str | None = None
+    """Why its program could not be started; whoever asked is told once it is reaped."""
     exit: Exit | None = None
 
     def entry(self) -> MachineEntry:
-        return MachineEntry(machine=self.name, pid=self.pid, uid=self.uid, cgroup=self.cgroup, exit=self.exit)
+        return MachineEntry(
+            machine=self.name,
+            pid=self.pid,
+            uid=self.uid,
+            cgroup=self.cgroup,
+            exit=self.exit,
+            companion_lost=self.companion.how if self.companion is not None else None,
+        )
 
     def channel_descriptors(self) -> tuple[int, ...]:
         return tuple(channel.fileno() for channel in self.channels.values())
@@ -72,10 +89,16 @@ class Machines:
     """The table by name. A start is answered when its program runs, a kill when the process is reaped."""
 
     def __init__(
-        self, loop: ReadyLoop, groups: ControlGroups, logs: Path, in_charge: Callable[[], Connection | None]
+        self,
+        loop: ReadyLoop,
+        groups: ControlGroups,
+        wall: Wall,
+        logs: Path,
+        in_charge: Callable[[], Connection | None],
     ) -> None:
         self._loop = loop
         self._groups = groups
+        self._wall = wall
         self._logs = logs
         self._in_charge = in_charge
         self._machines: dict[str, Machine] = {}
@@ -88,7 +111,10 @@ class Machines:
 
     def descriptors(self) -> int:
         """How many are open at most: channels, a pidfd, and the report of a start."""
-        return sum(len(machine.channels) + 2 for machine in self._machines.values())
+        return sum(
+            len(machine.channels) + 2 + (companions.DESCRIPTORS if machine.companion is not None else 0)
+            for machine in self._machines.values()
+        )
 
     def get(self, name: str) -> Machine:
         """Raises `Refusal` (no such machine)."""
@@ -101,18 +127,26 @@ class Machines:
         """Answers the waiter when the program runs. `files` stay the caller's. Raises `Refusal`."""
         if request.machine in self._machines:
             raise Refusal(Code.MACHINE_EXISTS, f"machine {request.machine} exists")
+        if request.companion is not None and not self._wall.holds(request.uid):
+            raise Refusal(Code.WALL_FAILED, f"no wall is up that user id {request.uid} is behind")
         if request.cgroup is not None:
             self._groups.make(request.cgroup)
         near: dict[str, socket.socket] = {}
         far: list[socket.socket] = []
+        companion: Companion | None = None
         try:
             for channel in request.channels:
                 near[channel.name], far_end = _pair(channel)
                 far.append(far_end)
+            if request.companion is not None:
+                companion, its_end = self._start_companion(request)
+                far.append(its_end)
             spawned = spawn(self._launch(request, [*files, *(each.fileno() for each in far)]))
         except OSError as error:
             for each in near.values():
                 each.close()
+            if companion is not None:
+                companion.end()
             raise Refusal(Code.START_FAILED, f"cannot fork: {error.strerror}") from error
         finally:
             for each in far:
@@ -125,6 +159,7 @@ class Machines:
             pidfd=spawned.pidfd,
             channels=near,
             starter=waiter,
+            companion=companion,
         )
         self._machines[machine.name] = machine
         self._loop.watch(spawned.report, lambda: self._on_report(machine, spawned))
@@ -137,6 +172,8 @@ class Machines:
             return
         machine.killers.append(waiter)
         signal.pidfd_send_signal(machine.pidfd, signal.SIGKILL)
+        if machine.companion is not None:
+            machine.companion.end()
 
     def weigh(self, name: str) -> Weight:
         """Raises `Refusal` (no such machine)."""
@@ -155,15 +192,26 @@ class Machines:
             channel.close()
         with suppress(OSError):  # It may not even have come to be.
             self._log_path(name).unlink()
+        if machine.companion is not None:
+            machine.companion.forget()
+
+    def end_companions(self) -> None:
+        """Nobody may reach the outside any more. The machines run on."""
+        for machine in self._running():
+            if machine.companion is not None:
+                machine.companion.end()
 
     def bound_logs(self) -> None:
         """Empty the logs that have grown too long."""
         for machine in self._machines.values():
-            path = self._log_path(machine.name)
-            with suppress(OSError):
-                if path.stat().st_size > MAX_LOG_BYTES:
-                    os.truncate(path, 0)  # It is written to in append mode, so it goes on from the start.
-                    _log.warning("log_emptied machine=%s", machine.name)
+            paths = [self._log_path(machine.name)]
+            if machine.companion is not None:
+                paths.append(machine.companion.log)
+            for path in paths:
+                with suppress(OSError):
+                    if path.stat().st_size > MAX_LOG_BYTES:
+                        os.truncate(path, 0)  # It is written to in append mode, so it goes on from the start.
+                        _log.warning("log_emptied machine=%s", machine.name)
 
     def end(self) -> None:
         """Kill, reap and forget all of them."""
@@ -176,6 +224,31 @@ class Machines:
             _log.error("not_ended machine=%s pid=%d", machine.name, machine.pid)
         for name in [machine.name for machine in self._machines.values() if machine.exit is not None]:
             self.forget(name)
+
+    def _start_companion(self, request: Start) -> tuple[Companion, socket.socket]:
+        """It, and the machine's end of the socket between them, which the caller owns. Raises `OSError`."""
+        assert request.companion is not None
+        name = request.machine
+        its_end, machines_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            launch = Launch(
+                argv=request.companion.argv,
+                env=request.companion.env,
+                uid=request.uid,
+                gid=request.uid,  # Not the machine's, which may be that of a device.
+                nice=request.nice,
+                network_namespace=False,
+                cgroup_entrances=() if request.cgroup is None else self._groups.entrances(request.cgroup),
+                log=self._companion_log(name),
+                descriptors=(its_end.fileno(),),
+            )
+            companion = Companion.started(self._loop, name, launch, lambda: self._on_companion_gone(name))
+        except OSError:
+            machines_end.close()
+            raise
+        finally:
+            its_end.close()
+        return companion, machines_end
 
     def _launch(self, request: Start, descriptors: Sequence[int]) -> Launch:
         return Launch(
@@ -205,22 +278,44 @@ class Machines:
             starter.connection.send(result, machine.channel_descriptors())
             return
         _log.error("start_failed machine=%s message=%r", machine.name, sentence)
-        exited = self._reap(machine, sentence)  # It has nothing left to do but to exit: this does not wait.
-        if starter.connection is self._in_charge():
-            self.forget(machine.name)
-            starter.connection.refuse(starter.request_id, Refusal(Code.START_FAILED, sentence))
-        else:
-            self._tell(exited)  # Who asked has gone, but the next one may have seen it in a listing.
+        machine.start_failure, machine.starter = sentence, starter
 
     def _on_exit(self, machine: Machine) -> None:
-        self._tell(self._reap(machine))
-
-    def _reap(self, machine: Machine, start_failure: str | None = None) -> Exit:
-        """Collect the process and answer who waits for that. The machine stays, until it is forgotten."""
+        """Its process has ended: with it goes its companion, and then it has ended as a whole."""
         self._loop.unwatch(machine.pidfd)
+        machine.gone = True
+        if machine.companion is not None and machine.companion.how is None:
+            machine.companion.end()
+            return
+        self._ended(machine)
+
+    def _on_companion_gone(self, name: str) -> None:
+        machine = self._machines.get(name)
+        if machine is None or machine.companion is None or machine.companion.how is None:
+            with suppress(OSError):  # Its machine could not even be forked.
+                self._companion_log(name).unlink()
+            return
+        if machine.gone:
+            self._ended(machine)
+        elif not machine.killers and (agent := self._in_charge()) is not None:
+            agent.send(encode_companion_exited(CompanionExit(name, machine.companion.how)))
+
+    def _ended(self, machine: Machine) -> None:
+        exited = self._reap(machine)
+        starter, machine.starter = machine.starter, None
+        if starter is not None and starter.connection is self._in_charge():
+            self.forget(machine.name)
+            starter.connection.refuse(
+                starter.request_id, Refusal(Code.START_FAILED, machine.start_failure or exited.text)
+            )
+        else:  # Also where who asked has gone: the next one may have seen it in a listing.
+            self._tell(exited)
+
+    def _reap(self, machine: Machine) -> Exit:
+        """Collect the process and answer who waits for that. The machine stays, until it is forgotten."""
         ended = reap(machine.pid, machine.pidfd)
         os.close(machine.pidfd)
-        text = (start_failure or ended.text)[:MAX_TEXT_CHARACTERS]
+        text = (machine.start_failure or ended.text)[:MAX_TEXT_CHARACTERS]
         machine.exit = Exit(
             machine=machine.name, pid=machine.pid, exit_code=ended.exit_code, signal=ended.signal, text=text
         )
@@ -240,6 +335,9 @@ class Machines:
 
     def _log_path(self, machine: str) -> Path:
         return self._logs / f"{machine}.log"
+
+    def _companion_log(self, machine: str) -> Path:
+        return self._logs / f"{machine}.companion.log"
 
 
 def _pair(channel: Channel) -> tuple[socket.socket, socket.socket]:

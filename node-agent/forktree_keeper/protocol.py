@@ -17,6 +17,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import ipaddress
 import json
 import os
 import re
@@ -27,12 +28,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 253
 """The kernel's own limit per packet (SCM_MAX_FD); one more is EINVAL."""
 MAX_CHANNELS = 16
-MACHINES_PER_PAGE = 16
+MAX_NETWORKS = 256
+MACHINES_PER_PAGE = 10
 FILES_PER_PAGE = 400
 """What of a listing is in one packet: with the longest names and texts it stays below `MAX_MESSAGE_BYTES`."""
 MAX_TEXT_CHARACTERS = 400
@@ -67,6 +69,8 @@ class Code(StrEnum):
     DESCRIPTORS_EXHAUSTED = "descriptors_exhausted"
     CGROUP_BUSY = "cgroup_busy"
     CGROUP_FAILED = "cgroup_failed"
+    WALL_FAILED = "wall_failed"
+    """The wall cannot be put up, or does not stand where a companion needs it: see `RaiseWall`."""
 
 
 class Refusal(Exception):
@@ -106,6 +110,22 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    """A machine's way to the outside: a second process at the other end of a socket of the machine's.
+
+    It has the machine's user, group and control group, and what the machine has not: the keeper's network
+    namespace, behind the wall. It ends with its machine. Its one descriptor is `child_descriptor(0)`.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+    def __post_init__(self) -> None:
+        _check_argv(self.argv)
+        _check_env(self.env)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Start a machine's process. The packet's descriptors become the child's, see `child_descriptor`."""
 
@@ -123,6 +143,8 @@ class Start:
     nice: int | None
     """-20 to 19; None: the keeper's own."""
     channels: tuple[Channel, ...]
+    companion: Companion | None
+    """Its socket is the machine's last descriptor. Refused unless the wall holds for the user id."""
 
     def __post_init__(self) -> None:
         check_name("machine", self.machine)
@@ -229,6 +251,30 @@ class DropCgroup:
         _check_cgroup(self.cgroup)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseWall:
+    """Put up the wall that companions need, or change it.
+
+    What user ids `first_uid` and the `uids` - 1 after it send from the keeper's network namespace is refused,
+    unless it goes to the internet.
+    """
+
+    first_uid: int
+    uids: int
+    allow: tuple[str, ...]
+    """Networks (CIDR) that they may reach all the same."""
+    deny: tuple[str, ...]
+    """Networks that they may not reach, of the internet's addresses. `allow` goes before it."""
+
+    def __post_init__(self) -> None:
+        if not (self.first_uid > 0 and self.uids > 0 and self.first_uid + self.uids - 1 <= _MAX_ID):
+            raise ValueError(f"user ids from {self.first_uid}, {self.uids} of them, are out of range")
+        if len(self.allow) + len(self.deny) > MAX_NETWORKS:
+            raise ValueError(f"{len(self.allow) + len(self.deny)} networks are more than {MAX_NETWORKS}")
+        for network in (*self.allow, *self.deny):
+            ipaddress.ip_network(network)  # Its `ValueError` is a sentence.
+
+
 Request = (
     Hello
     | Start
@@ -243,6 +289,7 @@ Request = (
     | Weigh
     | LimitCgroup
     | DropCgroup
+    | RaiseWall
 )
 
 OPERATIONS: dict[str, type[Request]] = {
@@ -259,6 +306,7 @@ OPERATIONS: dict[str, type[Request]] = {
     "weigh": Weigh,
     "limit_cgroup": LimitCgroup,
     "drop_cgroup": DropCgroup,
+    "raise_wall": RaiseWall,
 }
 _OPERATION_NAMES = {kind: name for name, kind in OPERATIONS.items()}
 
@@ -303,6 +351,15 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionExit:
+    """An event: a companion ended, and its machine runs on without a way to the outside."""
+
+    machine: str
+    text: str
+    """In words, with the last that it said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """Result of weigh: what goes when the process does. Of one that has exited it is gone already."""
 
@@ -320,6 +377,8 @@ class MachineEntry:
     cgroup: str | None
     exit: Exit | None
     """None while it runs."""
+    companion_lost: str | None
+    """How its companion ended, while the machine runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +464,11 @@ def encode_exited(exited: Exit) -> bytes:
     return _encode({"event": "exited", "body": dataclasses.asdict(exited)}, None)
 
 
-def decode_packet(data: bytes) -> Answer | Failure | Exit:
+def encode_companion_exited(exited: CompanionExit) -> bytes:
+    return _encode({"event": "companion_exited", "body": dataclasses.asdict(exited)}, None)
+
+
+def decode_packet(data: bytes) -> Answer | Failure | Exit | CompanionExit:
     """What the keeper sent. Raises `ValueError`."""
     packet = _decode(data)
     match packet:
@@ -418,6 +481,8 @@ def decode_packet(data: bytes) -> Answer | Failure | Exit:
             return Failure(failed_id, Code(code), message)
         case {"event": "exited", "body": body}:
             return read_body(Exit, body)
+        case {"event": "companion_exited", "body": body}:
+            return read_body(CompanionExit, body)
         case _:
             raise ValueError(f"neither result, failure nor event: {sorted(packet)}"[:400])
 

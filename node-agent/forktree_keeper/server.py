@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from forktree_keeper import companions
 from forktree_keeper.cgroups import ControlGroups
 from forktree_keeper.connection import Connection
 from forktree_keeper.machines import Machines, Waiter
@@ -40,6 +41,7 @@ from forktree_keeper.protocol import (
     ListFiles,
     ListMachines,
     MachinePage,
+    RaiseWall,
     Refusal,
     Request,
     Result,
@@ -51,6 +53,7 @@ from forktree_keeper.protocol import (
     encode_result,
 )
 from forktree_keeper.ready_loop import ReadyLoop
+from forktree_keeper.wall import Wall, WallFailed
 
 MAX_CONNECTIONS = 16
 """One is in charge; the others are stale, or have not said hello yet."""
@@ -64,8 +67,11 @@ _log = logging.getLogger("forktree_keeper")
 class Server:
     """Serves a listening socket until `stop`, then ends every machine. Call `serve` once."""
 
-    def __init__(self, listener: socket.socket, state_dir: Path, groups: ControlGroups, boot_id: str) -> None:
+    def __init__(
+        self, listener: socket.socket, state_dir: Path, groups: ControlGroups, wall: Wall, boot_id: str
+    ) -> None:
         self._listener = listener
+        self._wall = wall
         self._groups = groups
         self._boot_id = boot_id
         self._descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -73,7 +79,7 @@ class Server:
         self._connections: list[Connection] = []
         self._in_charge: Connection | None = None
         self._epoch = 0
-        self._machines = Machines(self._loop, groups, state_dir / LOG_FOLDER, lambda: self._in_charge)
+        self._machines = Machines(self._loop, groups, wall, state_dir / LOG_FOLDER, lambda: self._in_charge)
         self._files: dict[str, int] = {}
         self._stopping = False
 
@@ -172,7 +178,8 @@ class Server:
         lent: Sequence[int] = ()
         match request:
             case Start():
-                self._check_room(len(files) + 2 * len(request.channels) + 3)
+                beside = 0 if request.companion is None else 2 + companions.DESCRIPTORS
+                self._check_room(len(files) + 2 * len(request.channels) + 3 + beside)
                 self._machines.start(waiter, request, files)
                 return
             case Kill(machine):
@@ -201,9 +208,30 @@ class Server:
                 self._groups.limit_memory(cgroup, memory_bytes)
             case DropCgroup(cgroup):
                 self._groups.drop(cgroup)
+            case RaiseWall():
+                self._raise_wall(request)
             case Hello():
                 raise AssertionError("answered before")
         waiter.connection.send(encode_result(waiter.request_id, result), lent)
+
+    # The wall.
+
+    def _raise_wall(self, wanted: RaiseWall) -> None:
+        watched = self._wall.changes
+        try:
+            self._wall.raise_up(wanted)
+        except WallFailed as failed:
+            raise Refusal(Code.WALL_FAILED, str(failed)) from failed
+        finally:
+            if watched is None and self._wall.changes is not None:
+                self._loop.watch(self._wall.changes, self._on_filter_changed)
+
+    def _on_filter_changed(self) -> None:
+        try:
+            self._wall.check()
+        except WallFailed as failed:
+            _log.error("wall_lost error=%r: no machine reaches the outside any more", str(failed))
+            self._machines.end_companions()
 
     # Files and descriptors.
 
@@ -241,6 +269,8 @@ class Server:
             connection.close()
         self._loop.unwatch(self._listener)
         self._machines.end()
+        if self._wall.changes is not None:
+            self._loop.unwatch(self._wall.changes)
         self._loop.close()
         close_all(self._files.values())
         self._files.clear()

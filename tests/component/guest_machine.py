@@ -93,7 +93,11 @@ async def started(
             memory_bytes=MEMORY_BYTES,
             wiring=Wiring(ram=inherited[0], root_disk=inherited[1], monitor=inherited[4], guest=inherited[5]),
             boot=Boot(
-                kernel=inherited[2], initrd=inherited[3], overlay_bytes=OVERLAY_BYTES, counter_khz=None
+                kernel=inherited[2],
+                initrd=inherited[3],
+                overlay_bytes=OVERLAY_BYTES,
+                network=False,
+                counter_khz=None,
             ),
         )
         log = opened.enter_context(console.open("wb"))

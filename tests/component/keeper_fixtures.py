@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forktree_agent.keeper_client import Channel, Exit, Keeper, Started
+from forktree_agent.keeper_client import Channel, Companion, Exit, Keeper, Started
 from forktree_dev.parent_death import die_with_us
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
@@ -68,6 +68,7 @@ async def start_machine(
     files: Sequence[int] = (),
     channels: Sequence[Channel] = (),
     nice: int | None = None,
+    companion: Companion | None = None,
 ) -> Started:
     """Start a machine with settings that most tests do not care about."""
     return await keeper.start(
@@ -81,6 +82,7 @@ async def start_machine(
         files=files,
         channels=channels,
         nice=nice,
+        companion=companion,
         deadline=soon(),
     )
 
@@ -88,7 +90,9 @@ async def start_machine(
 async def next_exit(keeper: Keeper) -> Exit:
     """The next exit that the keeper tells."""
     async with asyncio.timeout(STEP_SECONDS):
-        return await anext(keeper.exits())
+        exited = await anext(keeper.exits())
+        assert isinstance(exited, Exit)
+        return exited
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from forktree_agent.engine.contract import (
     TreeLimits,
 )
 from forktree_agent.engine.microvm.engine import MicroVmEngine
-from forktree_agent.engine.microvm.settings import EngineSettings
+from forktree_agent.engine.microvm.settings import Egress, EngineSettings
 from forktree_agent.keeper_client import Keeper
 from forktree_dev.engine_node import engine_over, engine_settings
 
@@ -107,6 +107,7 @@ def settings(
     uid_count: int = 4096,
     ahead: bool = False,
     images: Sequence[str] = ("tiny", "python", "atari"),
+    egress: Egress | None = None,
 ) -> EngineSettings:
     """Without `ahead` nothing is made ahead of forks: whatever the keeper holds is somebody's then."""
     made = engine_settings(images, capacity_bytes=capacity_bytes)
@@ -115,6 +116,7 @@ def settings(
         write_tracking=write_tracking,
         answer_seconds=answer_seconds,
         uid_count=uid_count,
+        egress=egress,
         standbys_per_parent=made.standbys_per_parent if ahead else 0,
         prepared_bytes=made.prepared_bytes if ahead else 0,
     )

@@ -29,7 +29,9 @@ def after(script: str) -> Hooks:
 
 
 async def lost(node: Node) -> MachineExit:
-    return await anext(aiter(node.engine.exits()))
+    exited = await anext(aiter(node.engine.exits()))
+    assert isinstance(exited, MachineExit)
+    return exited
 
 
 def recorded(node: Node, machine: Machine) -> str:

@@ -305,9 +305,13 @@ GOOD_START: dict[str, object] = {
     "network_namespace": False,
     "nice": None,
     "channels": [],
+    "companion": None,
 }
 
 BAD_STARTS: list[dict[str, object]] = [
+    {"companion": {"argv": ["passt"], "env": {}}},
+    {"companion": {"argv": ["/usr/bin/passt"]}},
+    {"companion": "/usr/bin/passt"},
     {"machine": "../m"},
     {"machine": ""},
     {"machine": "x" * 129},

@@ -11,6 +11,7 @@ from forktree_keeper.connection import Connection
 from forktree_keeper.machines import MAX_LOG_BYTES, Machines, Waiter
 from forktree_keeper.protocol import Start
 from forktree_keeper.ready_loop import ReadyLoop
+from forktree_keeper.wall import Wall
 
 OUTPUT = f"head -c {MAX_LOG_BYTES} /dev/zero"
 
@@ -30,7 +31,7 @@ def test_a_log_that_has_grown_too_long_is_emptied_and_goes_on_from_the_start(tmp
     groups = ControlGroups(roots=(), version=1)
     ours, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection = Connection(ours, loop.selector, handle=ignore, on_closed=ignore)
-    machines = Machines(loop, groups, tmp_path, lambda: connection)
+    machines = Machines(loop, groups, Wall("unused"), tmp_path, lambda: connection)
     near, far = socket.socketpair()
     script = f"{OUTPUT}; echo full >&3; read go <&3; echo more; {OUTPUT} >&2; echo again >&3; read go <&3"
     machines.start(
@@ -45,6 +46,7 @@ def test_a_log_that_has_grown_too_long_is_emptied_and_goes_on_from_the_start(tmp
             network_namespace=False,
             nice=None,
             channels=(),
+            companion=None,
         ),
         [far.fileno()],
     )

@@ -16,6 +16,7 @@ from forktree_agent.control.owners import owner_of
 from forktree_agent.engine.contract import (
     AtCapacity,
     BaselineId,
+    EgressForbidden,
     EngineError,
     ImageNotFound,
     NeverReady,
@@ -59,7 +60,9 @@ async def test_two_sessions_share_one_bake_and_the_template_says_where_it_is_rea
     assert (entry.baseline_id, entry.boot_ms) == ("baseline-of-builtin:tiny", 12.5)
 
 
-@pytest.mark.parametrize("error", [NeverReady("no"), PinMismatch("no"), ImageNotFound("no")])
+@pytest.mark.parametrize(
+    "error", [NeverReady("no"), PinMismatch("no"), ImageNotFound("no"), EgressForbidden("no")]
+)
 async def test_a_template_that_cannot_be_made_ready_fails_its_session(
     rig: ControlRig, error: EngineError
 ) -> None:
@@ -78,6 +81,20 @@ async def test_a_template_that_cannot_be_made_ready_fails_its_session(
     assert entry.reason is error.reason
     rig.engine.bake_error = None
     await rig.running_session("two")
+
+
+async def test_a_session_says_that_its_network_was_lost_and_stays_ready(rig: ControlRig) -> None:
+    await rig.running_session("one")
+    (machine,) = rig.engine.machines()
+    rig.engine.lose_network(machine.owner, "killed by signal 9 (SIGKILL)")
+    for _ in ("told", "told again by the next agent"):
+        told = await rig.until(Session, "one", lambda each: each.status.reason is Reason.NETWORK_LOST)
+        assert told.status.ready
+        assert told.status.phase is SessionPhase.RUNNING
+        assert told.status.message == (
+            "it does not reach the outside any more, a fork of it does: passt killed by signal 9 (SIGKILL)"
+        )
+        await rig.restart()
 
 
 async def test_a_deleted_template_lets_go_of_its_baseline_and_spares_its_sessions(rig: ControlRig) -> None:

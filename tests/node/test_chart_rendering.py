@@ -283,11 +283,35 @@ async def test_every_option_that_a_program_is_given_is_one_that_it_has(
 def nothing(*_: object, **__: object) -> int:
     """In place of what a program would do with its options."""
     return 0
+async def test_no_session_reaches_the_outside_unless_a_value_says_so(helm: Helm) -> None:
+    made = await rendered(helm)
+    assert "egress" not in json.dumps(made["DaemonSet", "forktree-agent"])
+    assert "egress" not in made["NetworkPolicy", "forktree-keeper"]["spec"]
+    made = await rendered(
+        helm, egress={"enabled": True, "allow": ["10.20.0.0/16"], "deny": ["203.0.114.0/24"]}
+    )
+    agent = container(made["DaemonSet", "forktree-agent"])
+    assert [each for each in agent["args"] if "egress" in each] == [
+        "--egress",
+        "--egress-deny=$(HOST_ADDRESS)",
+        "--egress-allow=10.20.0.0/16",
+        "--egress-deny=203.0.114.0/24",
+    ]
+    (address,) = [each for each in agent["env"] if each["name"] == "HOST_ADDRESS"]
+    assert address["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    to, names = made["NetworkPolicy", "forktree-keeper"]["spec"]["egress"]
+    internet, allowed = (each["ipBlock"] for each in to["to"])
+    assert internet["cidr"] == "0.0.0.0/0"
+    assert "10.0.0.0/8" in internet["except"]
+    assert allowed == {"cidr": "10.20.0.0/16"}
+    assert {each["port"] for each in names["ports"]} == {53}
 
 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
+        ({"egress": {"allow": ["everywhere"]}}, "allow"),
+        ({"egress": {"enabled": "yes"}}, "enabled"),
         ({"node": {"memory": "a lot"}}, "memory"),
         ({"node": {"cgroup": "../kubepods"}}, "cgroup"),
         ({"node": {"stateDirectory": "run"}}, "stateDirectory"),

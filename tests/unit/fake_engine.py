@@ -43,6 +43,7 @@ from forktree_agent.engine.contract import (
     MachinePaused,
     MemoryLimit,
     MemoryUse,
+    NetworkLost,
     Owner,
     ParentLost,
     PauseOverBudget,
@@ -141,7 +142,7 @@ class FakeEngine:
         """Host names of children that never do, and are ended for it."""
         self.waiting = asyncio.Event()
         """A fork or bake waits for `go_on`."""
-        self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
+        self._exits: asyncio.Queue[MachineExit | NetworkLost] = asyncio.Queue()
 
     async def adopt(self, *, deadline: float) -> Adoption:
         for ended in self.host.exits:
@@ -366,7 +367,7 @@ class FakeEngine:
     def holds(self, point: PointId) -> bool:
         return point in self.host.points
 
-    async def exits(self) -> AsyncIterator[MachineExit]:
+    async def exits(self) -> AsyncIterator[MachineExit | NetworkLost]:
         while True:
             yield await self._exits.get()
 
@@ -394,6 +395,11 @@ class FakeEngine:
         machine = next(each for each in self.machines() if each.owner == owner)
         del self.host.machines[machine.id]
         self._exits.put_nowait(MachineExit(machine=machine.id, owner=owner, text=text))
+
+    def lose_network(self, owner: Owner, text: str) -> None:
+        """A machine's way to the outside ends by itself."""
+        machine = next(each for each in self.machines() if each.owner == owner)
+        self._exits.put_nowait(NetworkLost(machine=machine.id, owner=owner, text=text))
 
     def _hostname(self, owner: Owner) -> str | None:
         born_as = self.host.given.get(owner, owner)

@@ -17,6 +17,8 @@ from forktree_keeper.protocol import (
     Channel,
     ChannelType,
     Code,
+    Companion,
+    CompanionExit,
     Done,
     Drop,
     DropCgroup,
@@ -37,6 +39,7 @@ from forktree_keeper.protocol import (
     ListMachines,
     MachineEntry,
     MachinePage,
+    RaiseWall,
     Refusal,
     Request,
     Result,
@@ -45,6 +48,7 @@ from forktree_keeper.protocol import (
     Weight,
     decode_packet,
     decode_request,
+    encode_companion_exited,
     encode_exited,
     encode_failure,
     encode_request,
@@ -64,8 +68,10 @@ START = Start(
     network_namespace=True,
     nice=-10,
     channels=(Channel("qmp", ChannelType.STREAM), Channel("shim", ChannelType.SEQPACKET)),
+    companion=Companion(argv=("/usr/bin/passt", "--fd", "3"), env={"A": "1"}),
 )
 EXIT = Exit(machine="m", pid=5, exit_code=None, signal=9, text="killed by signal 9 (SIGKILL)")
+ENTRY = MachineEntry(machine="m", pid=1, uid=2, cgroup=None, exit=EXIT, companion_lost="x")
 REQUESTS: list[Request] = [
     Hello(1),
     START,
@@ -81,6 +87,7 @@ REQUESTS: list[Request] = [
     LimitCgroup("t", None),
     LimitCgroup("t", 1 << 40),
     DropCgroup("t"),
+    RaiseWall(first_uid=200_000, uids=4096, allow=("10.1.0.0/16", "fd00::/8"), deny=("192.0.2.7",)),
 ]
 RESULTS: list[Result] = [
     Greeting(version=1, epoch=2, boot_id="b", machines=3, files=4),
@@ -88,7 +95,7 @@ RESULTS: list[Result] = [
     Lent(("qmp", "shim")),
     EXIT,
     Weight(1 << 40),
-    MachinePage((MachineEntry(machine="m", pid=1, uid=2, cgroup=None, exit=EXIT),), more=True),
+    MachinePage((ENTRY,), more=True),
     MachinePage((), more=False),
     FilePage(("a",), more=False),
     Done(),
@@ -116,6 +123,8 @@ def test_failures_and_exits_arrive_as_they_were() -> None:
     assert decode_packet(encode_failure(None, Code.STALE_EPOCH, "x")) == Failure(None, Code.STALE_EPOCH, "x")
     assert decode_packet(encode_failure(5, Code.CGROUP_BUSY, "x")) == Failure(5, Code.CGROUP_BUSY, "x")
     assert decode_packet(encode_exited(EXIT)) == EXIT
+    lost = CompanionExit("m", "exited with code 1")
+    assert decode_packet(encode_companion_exited(lost)) == lost
 
 
 def test_a_request_that_does_not_fit_is_refused_by_its_sender() -> None:
@@ -127,7 +136,7 @@ def test_a_request_that_does_not_fit_is_refused_by_its_sender() -> None:
 def test_the_fullest_pages_and_the_longest_failure_fit() -> None:
     name, text = "n" * 128, "\u20ac" * protocol.MAX_TEXT_CHARACTERS
     ended = Exit(machine=name, pid=2**31, exit_code=255, signal=None, text=text)
-    entry = MachineEntry(machine=name, pid=2**31, uid=2**32, cgroup=name, exit=ended)
+    entry = MachineEntry(machine=name, pid=2**31, uid=2**32, cgroup=name, exit=ended, companion_lost=text)
     encode_result(2**53 - 1, MachinePage((entry,) * protocol.MACHINES_PER_PAGE, more=True))
     encode_result(2**53 - 1, FilePage((name,) * protocol.FILES_PER_PAGE, more=True))
     encode_failure(2**53 - 1, Code.BAD_REQUEST, "\u20ac" * 100_000)

@@ -11,7 +11,9 @@ from forktree.models.reasons import BakePhase, Reason, SessionPhase
 from forktree.models.session import ForkRef, Session, SessionSpec, SessionStatus, TemplateRef
 from forktree.models.session_template import (
     BakedNode,
+    Egress,
     Machine,
+    Network,
     SessionTemplate,
     SessionTemplateSpec,
     SessionTemplateStatus,
@@ -44,10 +46,12 @@ def child() -> Session:
     )
 
 
-def template(memory: str = "512Mi", **bakes: BakePhase) -> SessionTemplate:
+def template(memory: str = "512Mi", *, egress: Egress = Egress.NONE, **bakes: BakePhase) -> SessionTemplate:
     return SessionTemplate(
         metadata=ObjectMeta(name="tiny", namespace="ns", uid=Uid(TEMPLATE)),
-        spec=SessionTemplateSpec(image="builtin:tiny", machine=Machine(memory=memory)),
+        spec=SessionTemplateSpec(
+            image="builtin:tiny", machine=Machine(memory=memory), network=Network(egress=egress)
+        ),
         status=SessionTemplateStatus(nodes=tuple(BakedNode(node=n, phase=p) for n, p in bakes.items())),
     )
 
@@ -142,7 +146,8 @@ def test_a_root_goes_where_there_is_room(
 
 
 def test_no_agent_counts_more_for_a_machine_than_placement_does() -> None:
-    assert needed(template(memory="512Mi")) >= machine_bytes(512 * MIB)
+    assert needed(template(memory="512Mi")) >= machine_bytes(512 * MIB, egress=False)
+    assert needed(template(memory="512Mi", egress=Egress.OPEN)) >= machine_bytes(512 * MIB, egress=True)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ FOLDER = CHECKOUT / "docker"
 
 _REQUIREMENTS = "dev/forktree_dev/container_images/requirements.txt"
 _SETUP = CHECKOUT / "dev" / "setup.sh"
+_NOT_FOR_IMAGES = ("qemu-system-x86", "passt", "nftables", "iproute2", "curl")
 _RUST = ("cargo-web", "rustc-web")
 """Debian 12's own cargo can read the crates' index through git only."""
 
@@ -94,7 +95,7 @@ def _setup_packages() -> list[str]:
     listed = re.search(r"^packages=\(\n(.*?)^\)", _SETUP.read_text(), re.MULTILINE | re.DOTALL)
     assert listed is not None
     words = [word for line in listed[1].splitlines() for word in line.partition("#")[0].split()]
-    return [word for word in words if word not in ("qemu-system-x86", "curl")]
+    return [word for word in words if word not in _NOT_FOR_IMAGES]
 
 
 def _install(packages: tuple[str, ...]) -> str:

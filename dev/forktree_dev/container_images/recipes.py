@@ -64,8 +64,8 @@ OPERATOR = Recipe(
 
 NODE = Recipe(
     name="node",
-    says="forktree's agent and keeper, with the machines' QEMU, kernel and root file systems",
-    debian=("qemu-system-x86",),
+    says="forktree's agent and keeper, with the machines' QEMU, passt, kernel and root file systems",
+    debian=("qemu-system-x86", "passt", "nftables"),
     extras=("agent", "tracing"),
     guests=("tiny", "python", "gym"),
     user=0,  # Starts processes under other user ids, in control groups and namespaces.

@@ -21,18 +21,27 @@ def initrd(kernel: Kernel) -> Path:
         init,
         *(module.name for module in kernel.modules),
         *kernel.modules,
+        *(module.name for module in kernel.network_modules),
+        *kernel.network_modules,
         Path(__file__),
     ]
     return cache.entry("initrd", cache.key(inputs), make, announce="packing the initramfs") / "initrd"
 
 
 def _entries(init: Path, kernel: Kernel) -> Iterable[tuple[str, int, bytes]]:
-    order = "".join(f"{module.name}\n" for module in kernel.modules)
     yield "init", stat.S_IFREG | 0o755, init.read_bytes()
-    yield "modules", stat.S_IFDIR | 0o755, b""
-    yield "modules/order", stat.S_IFREG | 0o644, order.encode()
-    for module in kernel.modules:
-        yield f"modules/{module.name}", stat.S_IFREG | 0o644, module.read_bytes()
+    yield from _folder("modules", kernel.modules)
+    yield from _folder("modules/network", kernel.network_modules)
+
+
+def _folder(name: str, modules: Iterable[Path]) -> Iterable[tuple[str, int, bytes]]:
+    """Modules, and the order in which they are loaded."""
+    modules = list(modules)
+    order = "".join(f"{module.name}\n" for module in modules)
+    yield name, stat.S_IFDIR | 0o755, b""
+    yield f"{name}/order", stat.S_IFREG | 0o644, order.encode()
+    for module in modules:
+        yield f"{name}/{module.name}", stat.S_IFREG | 0o644, module.read_bytes()
 
 
 def archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:

@@ -28,6 +28,13 @@ MODULES = (
 )
 """In the order of loading: each needs only those before it."""
 
+NETWORK_MODULES = (
+    "net/core/failover.ko",
+    "drivers/net/net_failover.ko",
+    "drivers/net/virtio_net.ko",
+)
+"""The same, of machines that have a way to the outside."""
+
 _LZ4_LEGACY_MAGIC = b"\x02\x21\x4c\x18"
 
 
@@ -38,17 +45,20 @@ class Kernel:
     version: str
     vmlinux: Path
     modules: tuple[Path, ...]
+    network_modules: tuple[Path, ...]
 
 
 def kernel() -> Kernel:
     """The current one of Debian's stable release."""
     package = debian.kernel_package()
     release = package.removeprefix("linux-image-")
-    inputs: list[str | Path] = [package, debian.version(package), *MODULES, Path(__file__)]
+    inputs: list[str | Path] = [package, debian.version(package), *MODULES, *NETWORK_MODULES, Path(__file__)]
     announce = f"fetching kernel {release} (half a minute)"
     folder = cache.entry("kernel", f"{release}-{cache.key(inputs)}", _fetch, announce=announce)
-    modules = tuple(folder / Path(module).name for module in MODULES)
-    return Kernel(f"{release} ({debian.version(package)})", folder / "vmlinux", modules)
+    modules, network_modules = (
+        tuple(folder / Path(module).name for module in names) for names in (MODULES, NETWORK_MODULES)
+    )
+    return Kernel(f"{release} ({debian.version(package)})", folder / "vmlinux", modules, network_modules)
 
 
 def _fetch(folder: Path) -> None:
@@ -57,7 +67,7 @@ def _fetch(folder: Path) -> None:
         debian.unpack(debian.kernel_package(), package)
         (image,) = (package / "boot").glob("vmlinuz-*")
         (modules,) = (package / "lib" / "modules").iterdir()
-        for module in MODULES:
+        for module in (*MODULES, *NETWORK_MODULES):
             shutil.copyfile(modules / "kernel" / module, folder / Path(module).name)
         _unpack_vmlinux(image.read_bytes(), folder / "vmlinux")
 

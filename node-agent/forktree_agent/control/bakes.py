@@ -11,7 +11,7 @@ from forktree.errors import ForktreeError
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError, NotFound
 from forktree.models import BakePhase, Reason, Session, SessionTemplate, Uid
-from forktree.models.session_template import BakedNode, ReadinessProbe
+from forktree.models.session_template import BakedNode, Egress, ReadinessProbe
 from forktree_agent.control.environment import SecretUnreadable, secret_variables
 from forktree_agent.control.objects import Store
 from forktree_agent.control.workers import Workers
@@ -298,6 +298,7 @@ def shape_of(template: SessionTemplate, secrets: tuple[SecretVariable, ...] = ()
         image=spec.image,
         vcpus=spec.machine.vcpus,
         memory_bytes=spec.machine.memory_bytes,
+        egress=spec.network.egress is Egress.OPEN,
         overlay_bytes=spec.machine.overlay_bytes,
         command=tuple(spec.command),
         env=tuple((each.name, each.value) for each in spec.env if each.value is not None),

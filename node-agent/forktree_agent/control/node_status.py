@@ -53,6 +53,7 @@ def node_status(facts: NodeFacts, usage: Usage, old: ForkNodeStatus, now: dateti
             boot_ms=round(found.boot_ms, 3),
             fork_ms=round(found.fork_ms, 3),
         ),
+        egress=found.egress,
         capacity_bytes=usage.capacity_bytes,
         reserved_bytes=usage.reserved_bytes,
         boot_id=facts.boot_id,

@@ -110,6 +110,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When this agent or one before it saw the request: monotonic seconds, the same for one boot."""
     lost: str | None = None
     """How the machine ended by itself, in words."""
+    network_lost: str | None = None
+    """How its way to the outside ended, in words; the machine runs on."""
     expired: str | None = None
     """Why its machine is ended because a clock of its tree ran out, in words. Noted before it is ended."""
     scored: float | None = None

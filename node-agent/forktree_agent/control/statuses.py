@@ -61,9 +61,18 @@ def session_runs(
         update={
             "phase": session_step(session.status.phase, SessionPhase.RUNNING),
             "ready": True,
+            **_network(record),
             "conditions": conditions_of(session, now, condition),
         }
     )
+
+
+def _network(record: SessionRecord) -> dict[str, object]:
+    """What there is to say of a way to the outside that was lost."""
+    if record.network_lost is None:
+        return {}
+    message = f"it does not reach the outside any more, a fork of it does: passt {record.network_lost}"
+    return {"reason": Reason.NETWORK_LOST, "message": message}
 
 
 def session_paused(

@@ -222,6 +222,8 @@ class Shape:
     """Further variables; of these the baseline depends on the versions alone."""
     probe: Probe | None = None
     pins: tuple[Pin, ...] = ()
+    egress: bool = False
+    """Whether its machines reach the outside, as far as the node lets any. False: they have no network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +325,16 @@ class ForkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLost:
+    """A machine runs on, and does not reach the outside any more. Its children will."""
+
+    machine: MachineId
+    owner: Owner
+    text: str
+    """How what it reached the outside by ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
     """What survived a restart of the agent: exactly the machines and points that run and hold."""
 
@@ -355,6 +367,8 @@ class Capability:
     """Why this accelerator, and why not the better one."""
     boot_ms: float
     fork_ms: float
+    egress: bool = False
+    """Machines whose shape asks for it reach the outside, behind a wall that is up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,6 +417,12 @@ class ImageNotFound(EngineError):
     """This node has no such image."""
 
     reason = Reason.IMAGE_NOT_FOUND
+
+
+class EgressForbidden(EngineError):
+    """This node lets no machine reach the outside, or cannot put up the wall that it would need."""
+
+    reason = Reason.EGRESS_FORBIDDEN
 
 
 class NeverReady(EngineError):
@@ -521,7 +541,8 @@ class Engine(Protocol):
     async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
         """Boot `shape` to readiness and freeze it. Equal shapes are baked once, also when asked at once.
 
-        Raises `ImageNotFound`, `NeverReady`, `PinMismatch`, `BakeFailed`, `AtCapacity`, `DeadlineExceeded`.
+        Raises `ImageNotFound`, `NeverReady`, `PinMismatch`, `BakeFailed`, `AtCapacity`, `DeadlineExceeded`,
+        and `EgressForbidden` where the shape asks for what this node does not allow.
         """
         ...
 
@@ -696,8 +717,9 @@ class Engine(Protocol):
         """Whether an instant is held now."""
         ...
 
-    def exits(self) -> AsyncIterator[MachineExit]:
-        """Machines that ended by themselves, as it happens. One consumer."""
+    def exits(self) -> AsyncIterator[MachineExit | NetworkLost]:
+        """Machines that ended by themselves, as it happens, and those that lost what they had of the outside.
+        One consumer."""
         ...
 
     def usage(self) -> Usage: ...

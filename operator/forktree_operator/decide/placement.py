@@ -9,12 +9,14 @@ from typing import Final
 from forktree.models.base import Uid
 from forktree.models.reasons import BakePhase, Reason
 from forktree.models.session import Session
-from forktree.models.session_template import SessionTemplate
+from forktree.models.session_template import Egress, SessionTemplate
 from forktree_operator.decide.actions import Ignore, Place, Wait
 
 MACHINE_OVERHEAD_BYTES: Final = 96 << 20
 """What an agent counts for a machine beside its guest's memory. With less here, a session could be sent to a
 node that refuses it for good, because a session never moves."""
+EGRESS_OVERHEAD_BYTES: Final = 48 << 20
+"""And for the way to the outside of a machine that has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ def place(
 
 def needed(template: SessionTemplate) -> int:
     """Bytes that a session of `template` takes on its node, at worst."""
-    return template.spec.machine.memory_bytes + MACHINE_OVERHEAD_BYTES
+    egress = EGRESS_OVERHEAD_BYTES if template.spec.network.egress is Egress.OPEN else 0
+    return template.spec.machine.memory_bytes + MACHINE_OVERHEAD_BYTES + egress
 
 
 def needed_on(node: NodeRoom, template: SessionTemplate) -> int:

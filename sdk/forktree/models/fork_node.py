@@ -48,6 +48,9 @@ class ForkNodeStatus(ApiModel):
     """`kvm` or `tcg`, whichever the canary proved."""
     canary: Canary | None = None
     """The proof."""
+    egress: bool | None = None
+    """Sessions whose template has `network.egress: Open` reach the internet from here. False: their template
+    fails here with reason `EgressForbidden`, which says why."""
     capacity_bytes: int | None = None
     """Memory, in bytes, that sessions may take together."""
     reserved_bytes: int | None = None

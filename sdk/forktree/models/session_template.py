@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -82,6 +83,23 @@ class Machine(ApiModel):
     @property
     def overlay_bytes(self) -> int:
         return parse_bytes(self.overlay)
+
+
+class Egress(StrEnum):
+    """Whether machines reach what is outside of them."""
+
+    NONE = "None"
+    OPEN = "Open"
+
+
+class Network(ApiModel):
+    """What the machines of a template reach."""
+
+    egress: Egress = Egress.NONE
+    """`None`: nothing, the machine has no network device but loopback. `Open`: the internet, by IPv4, TCP and
+    UDP, as far as the node's agent lets machines out at all (`--egress`; else the template fails there with
+    reason `EgressForbidden`); not the node, private networks or the cluster. Each machine then takes some
+    30 MB more. A child's outside connections are closed, and it can make new ones."""
 
 
 class ExecAction(ApiModel):
@@ -226,7 +244,8 @@ class SessionTemplateSpec(ApiModel):
         json_schema_extra=cel(
             (
                 _unchanged(
-                    "image", "machine", "command", "env", "ports", "readinessProbe", "hooks", "treeLimits"
+                    *("image", "machine", "network", "command", "env", "ports"),
+                    *("readinessProbe", "hooks", "treeLimits"),
                 ),
                 "spec of a SessionTemplate cannot be changed: create another under a new name",
             )
@@ -256,6 +275,8 @@ class SessionTemplateSpec(ApiModel):
         ),
     )
     """Size of the machine."""
+    network: Network = Network()
+    """What it reaches."""
     command: Argv = Field(default=(), json_schema_extra=atomic_list())
     """The environment's own long-lived process: program and arguments. Empty: none, only commands run."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=map_list("name"))

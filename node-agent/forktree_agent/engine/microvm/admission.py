@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from forktree_agent.engine.contract import AtCapacity, MemoryLimit, TreeLimits, Usage
+from forktree_agent.engine.microvm.egress import COMPANION_BYTES
 
 VMM_OVERHEAD_BYTES = 96 << 20
 """A QEMU beside its guest's RAM: 30 MB at rest, 32 of translated code, room for its buffers."""
@@ -116,9 +117,9 @@ class Ledger:
         return sum(r.bytes for r in self._held.values() if r.tree == tree)
 
 
-def machine_bytes(memory_bytes: int) -> int:
-    """The worst case of one machine: all its RAM made its own, and its QEMU."""
-    return memory_bytes + VMM_OVERHEAD_BYTES
+def machine_bytes(memory_bytes: int, *, egress: bool) -> int:
+    """The worst case of one machine: all its RAM made its own, its QEMU, and its companion."""
+    return memory_bytes + VMM_OVERHEAD_BYTES + (COMPANION_BYTES if egress else 0)
 
 
 def in_mib(size_bytes: int) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import EngineError, MachineExit, MachineId, Owner, PointLost
 from forktree_agent.engine.microvm import stillness
-from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.baking import BASELINE_KIND
 from forktree_agent.engine.microvm.endings import all_of, until
 from forktree_agent.engine.microvm.keeping import asking
@@ -108,12 +107,16 @@ async def _machines(
             return MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=f"QEMU {text}")
         async with turns:
             try:
-                return record, await _resume(resources, record, deadline=deadline)
+                vmm = await _resume(resources, record, deadline=deadline)
             except EngineError as err:
                 log.warning("adoption_failed machine=%s message=%r", record.id, str(err))
                 text = f"it did not answer after a restart of the agent: {err}"
                 return MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
+        if (how := lost_networks.get(record.id)) is not None:
+            resources.vmms.lose_network(record.id, how)
+        return record, vmm
 
+    lost_networks = {entry.machine: entry.companion_lost for entry in listing.machines}
     taken = await all_of(*(take(record) for record in records.values()))
     machines = [each for each in taken if not isinstance(each, MachineExit)]
     return machines, [each for each in taken if isinstance(each, MachineExit)]
@@ -122,7 +125,7 @@ async def _machines(
 async def _resume(resources: Resources, record: MachineRecord, *, deadline: float) -> Vmm:
     resources.store.use(record.id, record.chain)
     resources.vmms.keep_uid(record.uid)
-    resources.ledger.record(record.id, machine_bytes(record.build.memory_bytes), record.tree)
+    resources.ledger.record(record.id, record.build.admitted_bytes, record.tree)
     soon = min(deadline, asyncio.get_running_loop().time() + ANSWER_SECONDS)
     vmm = await resources.vmms.resume(record.id, record.uid, record.build, deadline=soon)
     async with until(soon, f"taking over {record.id}"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
+from forktree_agent.engine.microvm import egress
+
 Accelerator = Literal["kvm", "tcg"]
 
 MACHINE_TYPE = "microvm,acpi=on,memory-backend=ram,suppress-vmdesc=on"
@@ -30,6 +32,8 @@ class Boot:
     kernel: Descriptor
     initrd: Descriptor
     overlay_bytes: int
+    network: bool
+    """It has a network device, and is to set that up."""
     counter_khz: int | None
     """Rate of the host's time stamp counter, which an emulated guest keeps time by. None: not known."""
 
@@ -43,6 +47,8 @@ class Wiring:
     root_disk: Descriptor
     monitor: Descriptor
     guest: Descriptor
+    network: Descriptor | None = None
+    """Stream socket to the machine's companion. None: it has no network device at all."""
 
 
 def qemu_arguments(
@@ -86,12 +92,23 @@ def qemu_arguments(
         *("-device", "virtserialport,chardev=guest,name=forktree"),
         *("-drive", f"id=root,file={_inherited(wiring.root_disk)},format=raw,if=none,readonly=on"),
         *("-device", "virtio-blk-device,drive=root"),
+        *(_network_arguments(wiring.network) if wiring.network is not None else ()),
         *(_boot_arguments(accelerator, boot) if boot else ("-incoming", "defer", "-S")),
     ]
 
 
+def _network_arguments(network: Descriptor) -> tuple[str, ...]:
+    return (
+        *("-netdev", f"stream,id=network,server=off,addr.type=fd,addr.str={network}"),
+        # The address is the same in all: each has a wire to itself.
+        *("-device", f"virtio-net-device,netdev=network,mac={egress.MAC}"),
+    )
+
+
 def _boot_arguments(accelerator: Accelerator, boot: Boot) -> tuple[str, ...]:
     words = [KERNEL_COMMAND_LINE, f"forktree.overlay={boot.overlay_bytes}"]
+    if boot.network:
+        words.append(egress.KERNEL_ARGUMENT)
     if accelerator == "tcg":
         words.append(TCG_COMMAND_LINE)
         known = boot.counter_khz is not None

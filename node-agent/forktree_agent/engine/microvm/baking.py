@@ -15,6 +15,7 @@ from forktree_agent.engine.contract import (
     Command,
     CommandRefused,
     DeadlineExceeded,
+    EgressForbidden,
     HttpGet,
     MachineGone,
     NeverReady,
@@ -24,7 +25,6 @@ from forktree_agent.engine.contract import (
     Shape,
 )
 from forktree_agent.engine.microvm import stillness
-from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.arguments import CPU_MODEL, KERNEL_COMMAND_LINE, MACHINE_TYPE, Accelerator
 from forktree_agent.engine.microvm.endings import until
 from forktree_agent.engine.microvm.guest import UNIDENTIFIED
@@ -56,6 +56,8 @@ async def bake(
     resources: Resources, shape: Shape, shape_digest: str, accelerator: Accelerator, *, deadline: float
 ) -> tuple[BaselineRecord, PointRecord]:
     """Boot and freeze. Nothing is left after a failure. Raises what `Engine.bake` promises."""
+    if shape.egress and resources.vmms.no_egress is not None:
+        raise EgressForbidden(resources.vmms.no_egress)
     resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
     name = f"b-{uuid.uuid4().hex[:12]}"
     layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
@@ -65,6 +67,7 @@ async def bake(
         memory_bytes=shape.memory_bytes,
         accelerator=accelerator,
         vcpus=shape.vcpus,
+        egress=shape.egress,
     )
     uid = resources.vmms.take_uid()
     try:
@@ -73,7 +76,7 @@ async def bake(
             machines=(name,), files=(layer, f"state-{point}"), points=(point,), group=group
         )
         async with resources.begun(batch_record) as batch:
-            resources.ledger.reserve(name, machine_bytes(shape.memory_bytes), None)
+            resources.ledger.reserve(name, build.admitted_bytes, None)
             ram = await resources.store.create(layer)
             os.ftruncate(ram, shape.memory_bytes)
             disk = await resources.store.hold_disk(build.disk_file, resources.guest.image(shape.image))
@@ -111,6 +114,8 @@ async def _boot(
             await vmm.guest.wait_booted(deadline=deadline)
             pins = await _become_ready(vmm, shape, deadline=deadline)
             boot_ms = (time.monotonic() - began) * 1000
+            if vmm.network_lost is not None:
+                raise BakeFailed(f"{shape.image} lost its way to the outside: {vmm.network_lost}")
             async with until(deadline, "freezing"):
                 await _freeze(resources, vmm, state_file, deadline=deadline)
     except (MachineGone, MonitorError, NotStill) as err:

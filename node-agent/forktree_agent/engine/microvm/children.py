@@ -18,7 +18,7 @@ from forktree_agent.engine.contract import (
     TreeId,
     TreeLimits,
 )
-from forktree_agent.engine.microvm.admission import in_mib, machine_bytes
+from forktree_agent.engine.microvm.admission import in_mib
 from forktree_agent.engine.microvm.endings import all_of
 from forktree_agent.engine.microvm.guest import Identity
 from forktree_agent.engine.microvm.hooks import POST_FORK, run_hook
@@ -65,7 +65,7 @@ async def prepare_children(
     The first `names` are those of `ready`, which only lack the newest of the layers, if any.
     Every reservation stands before the first process starts. After a failure the caller's batch undoes it.
     """
-    each_bytes = machine_bytes(origin.build.memory_bytes)
+    each_bytes = origin.build.admitted_bytes
     resources.ledger.admit(len(names) * each_bytes, limits, f"{len(names)} machines of {in_mib(each_bytes)}")
     for name in names:
         resources.ledger.reserve(name, each_bytes, limits)
@@ -188,6 +188,8 @@ async def answer_of(
     async with resources.vmms.unborn(record.id):
         await vmm.guest.identified(record.generation, deadline=deadline)
         await run_hook(POST_FORK, post_fork, vmm.guest, record.generation, deadline=deadline)
+    if vmm.network_lost is not None:  # Nobody has relied on it yet: better none than one without.
+        raise MachineGone(f"its way to the outside was lost: {vmm.network_lost}")
     return time.monotonic()
 
 

@@ -30,6 +30,7 @@ from forktree_agent.engine.contract import (
     MachineId,
     MachinePaused,
     MemoryUse,
+    NetworkLost,
     Owner,
     ParentLost,
     Point,
@@ -61,6 +62,7 @@ from forktree_agent.engine.microvm.standby import Source, Standbys
 from forktree_agent.engine.microvm.store import FileStore
 from forktree_agent.engine.microvm.vmms import Group, Vmms, tree_group
 from forktree_agent.engine.microvm.waiting import Origin
+from forktree_agent.keeper_client import CompanionExit
 
 if TYPE_CHECKING:
     from forktree_agent.engine.microvm.arguments import Accelerator
@@ -88,7 +90,7 @@ class MicroVmEngine:
         self._baselines: dict[str, BaselineRecord] = {}
         self._baking: dict[str, asyncio.Lock] = {}
         self._accelerator: Accelerator | None = None
-        self._exits: asyncio.Queue[MachineExit] = asyncio.Queue()
+        self._exits: asyncio.Queue[MachineExit | NetworkLost] = asyncio.Queue()
         self._calm = Calm()
         self._standbys = Standbys(resources, self._calm, tasks)
         self._preparer = Preparer(resources, self._live, self._calm, tasks)
@@ -129,9 +131,12 @@ class MicroVmEngine:
                 store.close()
 
     async def adopt(self, *, deadline: float) -> Adoption:
+        await self._resources.vmms.raise_wall(deadline=deadline)
         survivors: Survivors = await adopt(self._resources, self._keeper, deadline=deadline)
         for record, vmm in survivors.machines:
             live = self._live[MachineId(record.id)] = Live(record, vmm)
+            if vmm.network_lost is not None:
+                self._exits.put_nowait(_network_lost(record, vmm.network_lost))
             if record.unanswered is not None:
                 self._hearing.adopted(live, deadline=asyncio.get_running_loop().time() + ADOPTED_SECONDS)
         self._points.update({PointId(record.id): record for record in survivors.points})
@@ -155,6 +160,7 @@ class MicroVmEngine:
             message=found.message,
             boot_ms=found.boot_ms,
             fork_ms=found.fork_ms,
+            egress=self._resources.vmms.no_egress is None,
         )
 
     async def bake(self, shape: Shape, *, deadline: float) -> Baseline:
@@ -443,7 +449,7 @@ class MicroVmEngine:
     def holds(self, point: PointId) -> bool:
         return point in self._points
 
-    async def exits(self) -> AsyncIterator[MachineExit]:
+    async def exits(self) -> AsyncIterator[MachineExit | NetworkLost]:
         while True:
             yield await self._exits.get()
 
@@ -486,11 +492,23 @@ class MicroVmEngine:
 
     async def _watch_exits(self) -> None:
         async for ended in self._keeper.exits():
+            if isinstance(ended, CompanionExit):
+                self._lose_network(ended)
+                continue
             live = self._live.pop(MachineId(ended.machine), None)
             if live is None:  # Released, or not born yet: whoever starts or ends it sees that for itself.
                 self._standbys.lost(ended.machine)
                 continue
             await self._lost(live, await self._resources.vmms.autopsy(ended.machine))
+
+    def _lose_network(self, ended: CompanionExit) -> None:
+        """A machine that nobody has yet is not used; any other runs on, and whoever listens is told."""
+        self._resources.vmms.lose_network(ended.machine, ended.text)
+        live = self._live.get(MachineId(ended.machine))
+        if live is None:
+            self._standbys.lost(ended.machine)
+        else:
+            self._exits.put_nowait(_network_lost(live.record, ended.text))
 
     async def _give_up(self, live: Live, err: NotAnswering) -> None:
         """End a machine whose QEMU stands still. It is lost like one that ended by itself."""
@@ -507,6 +525,10 @@ class MicroVmEngine:
         self._exits.put_nowait(
             MachineExit(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
         )
+
+
+def _network_lost(record: MachineRecord, text: str) -> NetworkLost:
+    return NetworkLost(machine=MachineId(record.id), owner=Owner(record.owner), text=text)
 
 
 def _origin(record: MachineRecord | PointRecord | None) -> Origin | None:

@@ -16,6 +16,7 @@ from forktree_agent.engine.contract import (
     PointId,
     TreeId,
 )
+from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.arguments import Accelerator
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     accelerator: Accelerator
     vcpus: int = 1
+    egress: bool = False
+    """It has a network device, and beside it a process that is its way to the outside."""
+
+    @property
+    def admitted_bytes(self) -> int:
+        """What one such machine counts for."""
+        return machine_bytes(self.memory_bytes, egress=self.egress)
 
     @property
     def disk_file(self) -> str:

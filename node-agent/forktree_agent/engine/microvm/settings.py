@@ -9,6 +9,16 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Egress:
+    """Machines with egress reach the internet, and not what is inside."""
+
+    allow: tuple[str, ...] = ()
+    """Networks (CIDR) inside that they reach all the same."""
+    deny: tuple[str, ...] = ()
+    """Networks (CIDR) that count as inside, beside those whose addresses say so. `allow` goes before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     guest_directory: Path
     """Kernel, initial file system and images, with a manifest; made by the image builder."""
@@ -39,6 +49,8 @@ class EngineSettings:
     """Of all trees, and of the templates that ask for some."""
     prepared_bytes: int = 32 << 20
     """The largest layer that is prepared ahead of a machine's next fork. 0: none is."""
+    egress: Egress | None = None
+    """Where machines whose template asks for it reach the outside. None: no machine does."""
     answer_seconds: float = 10.0
     """For one command of a running machine's QEMU, which takes a millisecond: beyond it, QEMU is stuck and
     its machine is ended. Commands that copy guest memory have more, by its size."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forktree_agent.engine.contract import EngineError, MachineGone, TreeId, TreeLimits
-from forktree_agent.engine.microvm.admission import machine_bytes
 from forktree_agent.engine.microvm.endings import to_the_end
 from forktree_agent.engine.microvm.keeping import soon
 from forktree_agent.engine.microvm.records import MachineRecord
@@ -260,7 +259,7 @@ class Standbys:
     async def _started(self, pool: _Pool, origin: Origin) -> Standby:
         name = f"m-{uuid.uuid4().hex[:12]}"
         resources, source = self._resources, pool.source
-        size_bytes = machine_bytes(origin.build.memory_bytes)
+        size_bytes = origin.build.admitted_bytes
         resources.ledger.spare(name, size_bytes, source.limits, give_up=partial(self._evict, pool, name))
         try:
             record = MachineRecord(

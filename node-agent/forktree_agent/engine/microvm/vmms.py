@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forktree_agent.engine.contract import AtCapacity, EngineError, MachineGone
+from forktree_agent.engine.contract import AtCapacity, EgressForbidden, EngineError, MachineGone
+from forktree_agent.engine.microvm import egress
 from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
 from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
@@ -48,6 +49,10 @@ CHANNELS = (
     Channel("shim", ChannelType.SEQPACKET),
 )
 NAME_PREFIX = "forktree-"
+EGRESS_OFF = (
+    "this node lets no machine reach the outside: start its agent with --egress, or take a template without"
+    " network.egress"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Vmm:
     pace: Pace = field(default_factory=Pace)
     vcpus: Vcpus = field(default_factory=Vcpus)
     """None are known of one that was booted or taken over: they have no siblings to give way to."""
+    network_lost: str | None = None
+    """How its way to the outside ended. None: it did not, or it never had one."""
 
     @property
     def tracked(self) -> bool:
@@ -130,6 +137,37 @@ class Vmms:
         self._vmms: dict[str, Vmm] = {}
         self._uids: set[int] = set()
         self._groups: dict[str, set[str]] = {}
+        self.no_egress: str | None = "the wall around machines with egress is not up yet"
+        """Why no machine with egress can be started, in a sentence; None where one can."""
+
+    async def raise_wall(self, *, deadline: float) -> None:
+        """Let machines with egress be started, where the node is told to, and only behind its wall."""
+        wanted, settings = self._settings.egress, self._settings
+        if wanted is None:
+            self.no_egress = EGRESS_OFF
+            return
+        with asking("the wall around machines with egress"):
+            try:
+                await self._keeper.raise_wall(
+                    first_uid=settings.uid_base,
+                    uids=settings.uid_count,
+                    allow=wanted.allow,
+                    deny=wanted.deny,
+                    deadline=deadline,
+                )
+            except KeeperError as err:
+                self.no_egress = f"this node cannot put up the wall that egress needs: {err.message}"
+            else:
+                self.no_egress = None
+        if self.no_egress is not None:
+            log.error("no_wall message=%r", self.no_egress)
+
+    def lose_network(self, name: str, text: str) -> None:
+        """Note that a machine's way to the outside has ended; it runs on."""
+        vmm = self._vmms.get(name)
+        if vmm is not None:
+            vmm.network_lost = text
+            log.error("network_lost machine=%s text=%r", name, text)
 
     def take_uid(self) -> int:
         """A user id that no machine has. Raises `AtCapacity` when all are taken."""
@@ -263,7 +301,10 @@ class Vmms:
         return self._keeper.log_tail(name).strip()
 
     async def _start(self, order: VmmOrder, overlay_bytes: int | None, *, deadline: float) -> tuple[Vmm, int]:
-        """The machine and its process id, in the keeper's namespace."""
+        """The machine and its process id, in the keeper's namespace. Raises `EgressForbidden`."""
+        has_egress = order.build.egress
+        if has_egress and self.no_egress is not None:
+            raise EgressForbidden(self.no_egress)
         with ExitStack() as opened:
             files = [
                 order.ram,
@@ -272,19 +313,29 @@ class Vmms:
             ]
             if overlay_bytes is not None:
                 files += [_open(self._guest.kernel, opened), _open(self._guest.initrd, opened)]
-            at = [Descriptor(child_descriptor(i)) for i in range(len(files) + len(CHANNELS))]
-            monitor, guest, shim = at[len(files) :]
+            at = [Descriptor(child_descriptor(i)) for i in range(len(files) + len(CHANNELS) + 1)]
+            monitor, guest, shim, network = at[len(files) :]
             arguments = qemu_arguments(
                 self._settings.qemu_binary,
                 NAME_PREFIX + order.name,
                 accelerator=order.build.accelerator,
                 vcpus=order.build.vcpus,
                 memory_bytes=order.build.memory_bytes,
-                wiring=Wiring(ram=at[0], root_disk=at[1], monitor=monitor, guest=guest),
+                wiring=Wiring(
+                    ram=at[0],
+                    root_disk=at[1],
+                    monitor=monitor,
+                    guest=guest,
+                    network=network if has_egress else None,
+                ),
                 boot=None
                 if overlay_bytes is None
                 else Boot(
-                    kernel=at[3], initrd=at[4], overlay_bytes=overlay_bytes, counter_khz=self._counter_khz
+                    kernel=at[3],
+                    initrd=at[4],
+                    overlay_bytes=overlay_bytes,
+                    network=has_egress,
+                    counter_khz=self._counter_khz,
                 ),
             )
             with asking(order.name):
@@ -298,6 +349,7 @@ class Vmms:
                     network_namespace=True,
                     files=files,
                     channels=CHANNELS,
+                    companion=egress.companion() if has_egress else None,
                     deadline=deadline,
                 )
         vmm = self._wired(order.name, order.uid, order.build, started.channels)

@@ -1,5 +1,6 @@
 //! From the initramfs to a root file system that can be written: modules, disk, overlay, the usual mounts.
 
+use crate::network::{self, Network};
 use crate::sys;
 use std::fs;
 use std::io;
@@ -44,11 +45,20 @@ pub fn boot() -> Result<fs::File, BootError> {
     }
     let events = sys::device_events().step("listen for devices")?;
     load_modules(Path::new("/modules"))?;
+    let line = fs::read_to_string("/proc/cmdline").step("read the kernel command line")?;
+    let network = Network::asked_for(&line).step("read forktree.network")?;
+    if network.is_some() {
+        load_modules(Path::new(network::MODULES))?;
+    }
     wait_for(&events, "the root disk", || Path::new("/dev/vda").exists().then_some(()))?;
-    enter_root(overlay_bytes()?)?;
+    enter_root(overlay_bytes(&line)?)?;
     mount_usual()?;
     prefer_killing_to_thrashing();
-    sys::loopback_up().step("bring loopback up")?;
+    sys::interface_up("lo", None).step("bring loopback up")?;
+    if let Some(network) = network {
+        wait_for(&events, "the network device", || Path::new("/sys/class/net/eth0").exists().then_some(()))?;
+        network.set_up().step("set up the network")?;
+    }
     without_multipath_tcp()?;
     sys::raise_file_limit().step("raise the limit of open files")?;
     let port = wait_for(&events, "the guest channel", find_port)?;
@@ -91,9 +101,8 @@ pub fn has_one_cpu() -> io::Result<bool> {
 }
 
 /// `forktree.overlay=BYTES` of the kernel command line.
-fn overlay_bytes() -> Result<u64, BootError> {
-    let line = fs::read_to_string("/proc/cmdline").step("read the kernel command line")?;
-    parse_overlay_bytes(&line).ok_or(io::ErrorKind::InvalidInput.into()).step("read forktree.overlay=BYTES")
+fn overlay_bytes(line: &str) -> Result<u64, BootError> {
+    parse_overlay_bytes(line).ok_or(io::ErrorKind::InvalidInput.into()).step("read forktree.overlay=BYTES")
 }
 
 fn parse_overlay_bytes(command_line: &str) -> Option<u64> {

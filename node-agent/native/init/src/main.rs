@@ -12,6 +12,7 @@ mod frames;
 mod http_get;
 mod identity;
 mod input;
+mod network;
 mod newborn;
 mod output;
 mod port;

@@ -4,7 +4,7 @@ use crate::frames::TerminalSize;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -98,19 +98,53 @@ pub fn reseed(generator: &File, seed: &[u8; 32]) -> io::Result<()> {
     check(unsafe { libc::ioctl(generator.as_raw_fd(), RND_RESEED_CRNG) }).map(drop)
 }
 
-/// Bring the loopback interface up.
-pub fn loopback_up() -> io::Result<()> {
-    // SAFETY: plain numbers.
-    let socket = owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+/// Bring a network interface up, with an address and its netmask where it has none of its own.
+pub fn interface_up(name: &str, address: Option<(Ipv4Addr, Ipv4Addr)>) -> io::Result<()> {
+    let socket = datagram_socket()?;
     // SAFETY: all zeroes is a valid `ifreq`: integers and byte arrays only.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
+    }
+    if let Some((address, netmask)) = address {
+        for (control, value) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, netmask)] {
+            request.ifr_ifru.ifru_addr = socket_address(value);
+            // SAFETY: a valid `ifreq` that outlives the call.
+            check(unsafe { libc::ioctl(socket.as_raw_fd(), control, std::ptr::addr_of!(request)) })?;
+        }
     }
     // Up (1) and running (64) fit in the field's 16 bits.
     request.ifr_ifru.ifru_flags = 1 | 64;
     // SAFETY: a valid `ifreq` that outlives the call.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, std::ptr::addr_of!(request)) }).map(drop)
+}
+
+/// Send what is for no network of ours to `gateway`.
+pub fn default_route(gateway: Ipv4Addr) -> io::Result<()> {
+    let socket = datagram_socket()?;
+    // SAFETY: all zeroes is a valid `rtentry`: integers, addresses and a null pointer for "any device".
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
+    route.rt_gateway = socket_address(gateway);
+    // Up (1) and by a gateway (2).
+    route.rt_flags = 1 | 2;
+    // SAFETY: a valid `rtentry` that outlives the call.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, std::ptr::addr_of!(route)) }).map(drop)
+}
+
+fn datagram_socket() -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// `address` as `struct sockaddr` has it: a port of no bytes set, and four of the address.
+fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
+    let mut data = [0; 14];
+    for (to, from) in data[2..].iter_mut().zip(address.octets()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    libc::sockaddr { sa_family: 2, sa_data: data } // AF_INET
 }
 
 /// Run before every other process of the guest, and let no child inherit that.
