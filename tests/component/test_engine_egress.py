@@ -23,8 +23,9 @@ from forktree_agent.engine.microvm.settings import Egress, EngineSettings
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 OPEN = dataclasses.replace(TINY, egress=True)
-HELLO = "wget -q -T {seconds} -O - http://{address}:{port}/"
-"""Prints what the server says; fails where there is none to be reached."""
+HELLO = "{{ printf 'GET / HTTP/1.0\\r\\n\\r\\n'; sleep 2; }} | nc -w {seconds} {address} {port} | tail -n 1"
+"""Prints what the server says, and nothing where there is none to be reached. The sleep is for Debian 12's
+passt, which at times forgets a connection that is closed in one direction while the answer is on its way."""
 WALLED_SECONDS = 5
 """Debian 12's passt does not tell a guest that it was refused, which therefore waits as long as it likes."""
 

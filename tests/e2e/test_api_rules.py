@@ -196,6 +196,11 @@ CHANGED = {
         {"ports": [{"name": "web", "port": 80}]},
         "spec: Invalid value: spec of a SessionTemplate cannot be changed: create another under a new name",
     ),
+    "network of a template": (
+        manifest("SessionTemplate", TEMPLATE),
+        {"network": {"egress": "Open"}},
+        "spec: Invalid value: spec of a SessionTemplate cannot be changed: create another under a new name",
+    ),
     "replicas of a fork": (
         manifest("Fork", FORK),
         {"replicas": 3},

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
     ("spec", "reason", "sentence"),
     [
         ({"image": "builtin:none"}, "ImageNotFound", "image builtin:none is not on this node"),
+        (
+            {"network": {"egress": "Open"}},
+            "EgressForbidden",
+            "lets no machine reach the outside: start its agent with --egress",
+        ),
         ({"command": ["/no/such/program"]}, "BakeFailed", "/no/such/program"),
         (
             {"readinessProbe": {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 2}},
@@ -29,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
             "pin model wants 'v1' but echo v2 printed 'v2'",
         ),
     ],
-    ids=["no-image", "no-command", "never-ready", "pin"],
+    ids=["no-image", "no-egress", "no-command", "never-ready", "pin"],
 )
 async def test_a_template_that_can_not_become_ready_fails_its_session_with_the_reason(
     whole: Whole, spec: dict[str, object], reason: str, sentence: str

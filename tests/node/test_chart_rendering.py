@@ -269,15 +269,17 @@ async def test_every_option_that_a_program_is_given_is_one_that_it_has(
     helm: Helm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sockets = {"a": "/run/forktree/a.sock"}
+    egress = {"enabled": True, "allow": ["10.20.0.0/16"]}
     for agent in ({"serveNamespaces": sockets}, {"tls": {"secretName": "given"}}):
-        made = await rendered(helm, agent=agent)
+        made = await rendered(helm, agent=agent, egress=egress)
         for program, kind, name in (
             (forktree_agent.__main__, "DaemonSet", "forktree-agent"),
             (forktree_operator.__main__, "Deployment", "forktree-operator"),
         ):
             for where, what in ((program, "run"), (uvloop, "run"), (logging, "basicConfig")):
                 monkeypatch.setattr(where, what, nothing)
-            assert program.main(arguments(made[kind, name])) == 0
+            told = [each.replace("$(HOST_ADDRESS)", "192.0.2.1") for each in arguments(made[kind, name])]
+            assert program.main(told) == 0
 
 
 def nothing(*_: object, **__: object) -> int:

@@ -53,6 +53,8 @@ async def test_an_agent_that_cannot_start_says_why_and_asks_to_be_restarted(
         ["--memory-limit", "much"],
         ["--sweep-seconds", "0"],
         ["--tls-cert", "c"],
+        ["--egress", "--egress-allow", "10.0.0.1/8"],
+        ["--egress-deny", "10.0.0.0/8"],
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
