@@ -285,6 +285,8 @@ async def test_every_option_that_a_program_is_given_is_one_that_it_has(
 def nothing(*_: object, **__: object) -> int:
     """In place of what a program would do with its options."""
     return 0
+
+
 async def test_no_session_reaches_the_outside_unless_a_value_says_so(helm: Helm) -> None:
     made = await rendered(helm)
     assert "egress" not in json.dumps(made["DaemonSet", "forktree-agent"])
