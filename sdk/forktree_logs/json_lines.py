@@ -26,7 +26,7 @@ _TEMPLATES: Final = 1024
 """Far more than our programs have. Other libraries make some of theirs as they go."""
 
 _CONVERSION: Final = re.compile(r"%(?:%|[-+ #0]*\d*(?:\.\d+)?[sradifgx])")
-_EVENT: Final = re.compile(r"[a-z][a-z_]*|%s")
+_EVENT: Final = re.compile(r"(?:[a-z_]|%s)+")
 _FIELD: Final = re.compile(r"([a-z][a-z_]*)=(\S*)")
 _DETAIL: Final = "\n%s"
 """What may come last: many lines, as of a stack."""
@@ -85,7 +85,7 @@ def _said(record: logging.LogRecord) -> dict[str, Value]:
     if wanted != len(arguments):
         return {"message": _text(record)}
     rest = iter(arguments)
-    said: dict[str, Value] = {"event": str(next(rest)) if _values(event) else event}
+    said: dict[str, Value] = {"event": event % tuple(next(rest) for _ in range(_values(event)))}
     for name, template, count in fields:
         values = tuple(next(rest) for _ in range(count))
         said[name] = _value(template, values)

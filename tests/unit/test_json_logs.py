@@ -73,6 +73,11 @@ def test_parts_around_a_value_belong_to_it() -> None:
     }
 
 
+def test_an_event_may_be_made_of_parts() -> None:
+    assert line("%s uid=%s", "paused", "u") == {"event": "paused", "uid": "u"}
+    assert line("%s_serving port=%d", "metrics", 80) == {"event": "metrics_serving", "port": 80}
+
+
 def test_what_is_no_number_is_said_in_words() -> None:
     assert line("odd a=%.1f b=%s", float("nan"), float("inf")) == {"event": "odd", "a": "nan", "b": "inf"}
 
