@@ -406,6 +406,11 @@ def root(namespace: str, name: str = "root", *, env: tuple[EnvVar, ...] = (), **
     return Session(metadata=ObjectMeta.model_validate(told), spec=spec)
 
 
+def loose(above: Session | Fork) -> OwnerReference:
+    """`above` as an owner that anybody may name: to block its deletion takes a right on its finalizers."""
+    return above.owner_reference().model_copy(update={"block_owner_deletion": False})
+
+
 @pytest.fixture(params=[SEARCHER, ADMIN])
 def person(people: People, request: pytest.FixtureRequest) -> Person:
     return people.of[request.param]
@@ -441,15 +446,14 @@ async def test_nobody_writes_a_status_or_says_where_anything_runs(people: People
 async def test_nobody_makes_a_child_or_a_fork_that_claims_to_be_born(people: People, person: Person) -> None:
     theirs = await person.kube.create(fork(people.namespace))
     reference = ForkRef(name="mine", uid=theirs.metadata.uid, index=0)
-    metadata = ObjectMeta(
-        name="child", namespace=people.namespace, owner_references=(theirs.owner_reference(),)
-    )
+    owner = loose(theirs)
+    metadata = ObjectMeta(name="child", namespace=people.namespace, owner_references=(owner,))
     with pytest.raises(errors.Forbidden, match=r"spec\.forkRef is set only by the agent"):
         await person.kube.create(Session(metadata=metadata, spec=SessionSpec(fork_ref=reference)))
     for told in ({BORN_ANNOTATION: "early-1"}, {BORN_ON_ANNOTATION: "n"}):
         with pytest.raises(errors.Forbidden, match="set only by the agent that makes a Fork"):
             await person.kube.create(fork(people.namespace, "born", annotations=told))
-    owned = {"metadata": {"ownerReferences": [theirs.owner_reference().to_json()]}}
+    owned = {"metadata": {"ownerReferences": [owner.to_json()]}}
     await person.kube.create(fork(people.namespace, "other"))
     with pytest.raises(errors.Forbidden, match="of a Fork or a child Session are its place in the tree"):
         await person.kube.merge_patch(Fork, people.namespace, "other", owned)
@@ -494,7 +498,7 @@ async def test_an_owner_in_another_namespace_costs_only_who_names_it(people: Peo
     """The garbage collector takes such an owner for one that is gone."""
     stage = people.stage
     theirs = await stage.admin.create(root(people.other, "theirs"))
-    owner: OwnerReference = theirs.owner_reference()
+    owner = loose(theirs)
     await person.kube.create(root(people.namespace, "mine", owner_references=(owner,)))
     await person.kube.create(fork(people.namespace, "hung", owner_references=(owner,)))
     async with asyncio.timeout(SECONDS):
