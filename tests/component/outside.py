@@ -18,6 +18,8 @@ from component.keeper_fixtures import KeeperProcess, keeper_process
 
 INSIDE = "10.77.0.1"
 """An address of the keeper's namespace, from a private network."""
+OWN = "9.77.0.1"
+"""Another, from the internet's."""
 METADATA = "169.254.169.254"
 ALLOWED, ALLOWED_NETWORK = "10.77.1.1", "10.77.1.0/24"
 RESOLVER = "10.77.0.53"
@@ -29,7 +31,7 @@ ip link set lo up
 ip link add out type veth peer name other
 ip link set other up
 ip link set out up
-for address in {INSIDE} {ALLOWED} {RESOLVER} {METADATA}; do ip addr add $address/32 dev out; done
+for address in {INSIDE} {OWN} {ALLOWED} {RESOLVER} {METADATA}; do ip addr add $address/32 dev out; done
 ip addr add fd77::1/64 dev out nodad
 ip route add default dev out
 ip -6 route add default dev out

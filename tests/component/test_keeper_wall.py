@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from component.keeper_fixtures import MACHINE_UID, KeeperProcess, soon, start_machine
-from component.outside import ALLOWED, ALLOWED_NETWORK, INSIDE, METADATA, PORT, RESOLVER, keeper_outside
+from component.outside import ALLOWED, ALLOWED_NETWORK, INSIDE, METADATA, OWN, PORT, RESOLVER, keeper_outside
 from forktree_agent.keeper_client import Code, Companion, CompanionExit, Exit, Keeper, KeeperError
 from forktree_keeper.protocol import RaiseWall
-from forktree_keeper.wall import INSIDE_6, Wall, WallFailed, resolvers, ruleset, table_name
+from forktree_keeper.wall import INSIDE_4, INSIDE_6, Wall, WallFailed, resolvers, ruleset, table_name
 
 SLEEP = Companion(argv=("/bin/sleep", "1000"), env={})
 MACHINE = ["/bin/sleep", "1000"]
@@ -70,11 +70,21 @@ def children(process: KeeperProcess) -> list[int]:
 async def test_behind_the_wall_only_what_is_allowed_is_reached(
     process: KeeperProcess, keeper: Keeper
 ) -> None:
-    everywhere = (ALLOWED, INSIDE, METADATA, RESOLVER, "127.0.0.1")
-    assert [connects(process, each) for each in everywhere] == ["hello"] * 5
+    everywhere = (ALLOWED, INSIDE, OWN, METADATA, RESOLVER, "127.0.0.1")
+    assert [connects(process, each) for each in everywhere] == ["hello"] * 6
     await raise_wall(keeper, deny=("203.0.114.0/24",))
     assert connects(process, ALLOWED) == "hello"
-    for address in (INSIDE, METADATA, RESOLVER, "127.0.0.1", "172.16.3.4", "203.0.114.9", "::1", "fd00::7"):
+    for address in (
+        INSIDE,
+        OWN,
+        METADATA,
+        RESOLVER,
+        "127.0.0.1",
+        "172.16.3.4",
+        "203.0.114.9",
+        "::1",
+        "fd00::7",
+    ):
         assert connects(process, address) in REFUSED, address
     # Who is not behind it is not kept from anything.
     assert connects(process, INSIDE, uid=MACHINE_UID + 10) == "hello"
@@ -215,5 +225,6 @@ def test_what_the_wall_is_told() -> None:
     assert lines.index("ip daddr 10.1.0.0/16 accept") < lines.index(
         "ip daddr 8.8.8.8/32 reject with icmpx admin-prohibited"
     )
+    assert {f"ip daddr {each} reject with icmpx admin-prohibited" for each in INSIDE_4} < set(lines)
     assert {f"ip6 daddr {each} reject with icmpx admin-prohibited" for each in INSIDE_6} < set(lines)
     assert "meta skuid 5-7 jump machines" in lines
