@@ -230,7 +230,7 @@ class Server:
         try:
             self._wall.check()
         except WallFailed as failed:
-            _log.error("wall_lost error=%r: no machine reaches the outside any more", str(failed))
+            _log.error("wall_lost error=%r", str(failed))  # No machine reaches the outside any more.
             self._machines.end_companions()
 
     # Files and descriptors.

@@ -150,7 +150,10 @@ class Wall:
         self._up = wanted
         self._listed = self._list()
         _log.info(
-            "wall_up table=%s uids=%d-%d", self._table, wanted.first_uid, wanted.first_uid + wanted.uids - 1
+            "wall_up table=%s first_uid=%d last_uid=%d",
+            self._table,
+            wanted.first_uid,
+            wanted.first_uid + wanted.uids - 1,
         )
 
     def check(self) -> None:
@@ -167,7 +170,7 @@ class Wall:
         with suppress(WallFailed):
             if self._list() == self._listed:
                 return
-        _log.error("wall_changed table=%s: somebody else changed it; it is put up again", self._table)
+        _log.error("wall_changed_by_others table=%s", self._table)  # It is put up again.
         try:
             self.raise_up(self._up)
         except WallFailed:
