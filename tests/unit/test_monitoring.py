@@ -15,6 +15,7 @@ import yaml
 from forktree.metrics.table import METRICS, Kind, Metric
 from forktree_dev.monitoring import alerts, dashboard
 from forktree_dev.monitoring.__main__ import DASHBOARD, PAGE, RULE, render
+from forktree_dev.monitoring.picture import written
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 SERIES = {
@@ -34,7 +35,7 @@ def expressions() -> Iterator[tuple[str, str]]:
     for row in dashboard.ROWS:
         for panel in row.panels:
             for line in panel.lines:
-                yield panel.title, line.expr.replace("$__rate_interval", "5m")
+                yield panel.title, dashboard.asked(line.expr, window="5m", span="1h")
 
 
 def used(expr: str) -> list[tuple[Metric, str]]:
@@ -94,3 +95,36 @@ def test_no_two_panels_lie_on_each_other_and_every_row_is_full() -> None:
         assert (there["y"], there["x"]) in {(here["y"], here["x"] + here["w"]), (here["y"] + here["h"], 0)}
         if there["y"] != here["y"]:
             assert here["x"] + here["w"] == dashboard.WIDTH
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0123, "s", "12.3 ms"),
+        (0.0, "s", "0 s"),
+        (2.0, "s", "2 s"),
+        (0.00005, "s", "50 µs"),
+        (6 << 30, "bytes", "6 GiB"),
+        (512, "bytes", "512 B"),
+        (0.25, "ops", "0.25 ops/s"),
+        (float("nan"), "ops", "none"),
+        (4, "short", "4"),
+    ],
+)
+def test_numbers_of_the_picture_have_their_units(value: float, unit: str, text: str) -> None:
+    assert written(value, unit) == text
+
+
+def test_a_panel_of_counters_has_no_line_for_what_never_happened() -> None:
+    """Counters begin with all their labels: without this there would be forty lines at zero."""
+    for row in dashboard.ROWS:
+        for panel in row.panels:
+            for line in panel.lines:
+                for metric, _ in used(line.expr):
+                    begins = metric.kind is Kind.COUNTER and all(label.values for label in metric.labels)
+                    many = begins and any(
+                        len(label.values) > 4
+                        for label in metric.labels
+                        if f"{{{{{label.name}}}}}" in line.legend
+                    )
+                    assert not many or "$__range" in line.expr, (panel.title, line.legend)

@@ -36,7 +36,8 @@ depends on this page alone. Counters of which every label's values are known beg
 _ALERTS: Final = """\
 ## Alerts
 
-In `charts/forktree/files/monitoring/prometheusrule.yaml`, beside a dashboard for Grafana.
+In `charts/forktree/files/monitoring/prometheusrule.yaml`, beside a dashboard for Grafana
+([what it shows](operate.md#the-dashboard)).
 
 | alert | severity | when | what to do |
 |---|---|---|---|

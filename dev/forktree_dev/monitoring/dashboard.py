@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +33,11 @@ class Panel:
     """What to read in it."""
     single: bool = False
     """A number in place of a curve."""
+    good_from: int | None = None
+    """The least number that is as it should be. None: any is."""
     stacked: bool = False
+    logarithmic: bool = False
+    """Where one line may be a thousand times as high as another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,12 @@ def _rate(metric: str, by: str, where: str = "") -> str:
     return f"sum by ({by}) (rate({metric}{{{matching}}}[$__rate_interval]))"
 
 
+def _rate_of_those_seen(metric: str, by: str, where: str = _HERE) -> str:
+    """Without what has not happened in the time that is looked at: a counter begins with all its labels."""
+    rate = f"sum by ({by}) (rate({metric}{{{where}}}[$__rate_interval]))"
+    return f"{rate} and sum by ({by}) (increase({metric}{{{where}}}[$__range])) > 0"
+
+
 ROWS: Final[tuple[Row, ...]] = (
     Row(
         "At a glance",
@@ -64,6 +75,7 @@ ROWS: Final[tuple[Row, ...]] = (
                 title="Leader",
                 unit=_COUNT,
                 single=True,
+                good_from=1,
                 lines=(Line(expr="sum(forktree_operator_leader)", legend="leads"),),
                 says="1 operator leads. 0: new roots and Fork objects get no node.",
             ),
@@ -78,6 +90,7 @@ ROWS: Final[tuple[Row, ...]] = (
                 title="Canary",
                 unit=_COUNT,
                 single=True,
+                good_from=1,
                 lines=(Line(expr=f"min(forktree_canary_passed{{{_HERE}}})", legend="passed"),),
                 says="1: every agent has booted and forked a machine by way of trial.",
             ),
@@ -88,6 +101,7 @@ ROWS: Final[tuple[Row, ...]] = (
                 lines=(
                     Line(expr=f"sum(forktree_machines{{{_HERE}}})", legend="machines"),
                     Line(expr=f"sum(forktree_points{{{_HERE}}})", legend="instants"),
+                    Line(expr=f"sum(forktree_execs_running{{{_HERE}}})", legend="commands"),
                 ),
                 says="What runs or is held now.",
             ),
@@ -99,6 +113,7 @@ ROWS: Final[tuple[Row, ...]] = (
             Panel(
                 title="Fork time by stage, median and 99 of 100",
                 unit=_SECONDS,
+                logarithmic=True,
                 lines=(
                     Line(expr=_quantile(0.5, "forktree_fork_seconds", "stage"), legend="{{stage}} p50"),
                     Line(expr=_quantile(0.99, "forktree_fork_seconds", "stage"), legend="{{stage}} p99"),
@@ -121,9 +136,12 @@ ROWS: Final[tuple[Row, ...]] = (
                 title="Failures and refusals",
                 unit=_PER_SECOND,
                 lines=(
-                    Line(expr=_rate("forktree_fork_failures_total", "reason"), legend="{{reason}}"),
                     Line(
-                        expr=_rate("forktree_at_capacity_refusals_total", "road"),
+                        expr=_rate_of_those_seen("forktree_fork_failures_total", "reason"),
+                        legend="{{reason}}",
+                    ),
+                    Line(
+                        expr=_rate_of_those_seen("forktree_at_capacity_refusals_total", "road"),
                         legend="no room, {{road}}",
                     ),
                 ),
@@ -176,10 +194,12 @@ ROWS: Final[tuple[Row, ...]] = (
                 title="Commands",
                 unit=_PER_SECOND,
                 lines=(
-                    Line(expr=_rate("forktree_execs_ended_total", "outcome"), legend="{{outcome}}"),
-                    Line(expr=f"sum(forktree_execs_running{{{_HERE}}})", legend="running now"),
+                    Line(
+                        expr=_rate_of_those_seen("forktree_execs_ended_total", "outcome"),
+                        legend="{{outcome}}",
+                    ),
                 ),
-                says="Ended per second by outcome, and how many run.",
+                says="How commands ended.",
             ),
             Panel(
                 title="Requests",
@@ -191,6 +211,7 @@ ROWS: Final[tuple[Row, ...]] = (
             Panel(
                 title="Slowest requests, 99 of 100",
                 unit=_SECONDS,
+                logarithmic=True,
                 lines=(
                     Line(
                         expr=f"topk(8, {_quantile(0.99, 'forktree_http_request_seconds', 'method, route')})",
@@ -209,7 +230,7 @@ ROWS: Final[tuple[Row, ...]] = (
                 unit=_PER_SECOND,
                 lines=(
                     Line(
-                        expr=_rate("forktree_api_writes_total", "verb, outcome"),
+                        expr=_rate_of_those_seen("forktree_api_writes_total", "verb, outcome"),
                         legend="{{verb}} {{outcome}}",
                     ),
                 ),
@@ -237,6 +258,7 @@ ROWS: Final[tuple[Row, ...]] = (
             Panel(
                 title="Lag of the agents' event loops, 99 of 100",
                 unit=_SECONDS,
+                logarithmic=True,
                 lines=(
                     Line(
                         expr=_quantile(0.99, "forktree_event_loop_lag_seconds", "instance"),
@@ -260,7 +282,7 @@ ROWS: Final[tuple[Row, ...]] = (
                     ),
                     Line(expr="sum(rate(forktree_operator_routes_total[$__rate_interval]))", legend="routed"),
                     Line(
-                        expr="sum by (reason) (rate(forktree_operator_rejections_total[$__rate_interval]))",
+                        expr=_rate_of_those_seen("forktree_operator_rejections_total", "reason", ""),
                         legend="rejected, {{reason}}",
                     ),
                 ),
@@ -269,6 +291,7 @@ ROWS: Final[tuple[Row, ...]] = (
             Panel(
                 title="Created to decided, 99 of 100",
                 unit=_SECONDS,
+                logarithmic=True,
                 lines=(
                     Line(
                         expr="histogram_quantile(0.99, sum by (le, kind) "
@@ -281,11 +304,12 @@ ROWS: Final[tuple[Row, ...]] = (
             Panel(
                 title="Sweeps, 99 of 100",
                 unit=_SECONDS,
+                logarithmic=True,
                 lines=(
                     Line(
                         expr="histogram_quantile(0.99, sum by (le) "
                         "(rate(forktree_operator_sweep_seconds_bucket[$__rate_interval])))",
-                        legend="seconds",
+                        legend="operator",
                     ),
                 ),
                 says="How long the operator takes to look at all that has no node.",
@@ -293,6 +317,22 @@ ROWS: Final[tuple[Row, ...]] = (
         ),
     ),
 )
+
+
+def asked(expr: str, *, window: str, span: str) -> str:
+    """As Grafana sends it to Prometheus: for all agents, rates over `window`, and `span` the time in view."""
+    filled = expr.replace("$__rate_interval", window).replace("$__range", span)
+    return filled.replace("$instance", ".*")
+
+
+def labels_of(legend: str) -> list[str]:
+    """The labels that a line is called by."""
+    return re.findall(r"\{\{(\w+)\}\}", legend)
+
+
+def called(legend: str, labels: Mapping[str, str]) -> str:
+    """What Grafana calls a line."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
 
 
 def document() -> dict[str, Any]:
@@ -347,20 +387,28 @@ def _panels() -> Iterator[dict[str, Any]]:
         top += height
 
 
-def _panel(panel: Panel) -> dict[str, Any]:
-    custom = {
+def _look(panel: Panel) -> dict[str, Any]:
+    """Its unit, axis and colours."""
+    if panel.single:
+        green: dict[str, Any] = {"color": "green", "value": panel.good_from}
+        steps = [green] if panel.good_from is None else [{"color": "red", "value": None}, green]
+        return {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    custom: dict[str, Any] = {
         "fillOpacity": 20 if panel.stacked else 0,
         "stacking": {"mode": "normal" if panel.stacked else "none"},
+        "spanNulls": True,  # While nothing happens there is no median of it.
+        "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
     }
+    return {"unit": panel.unit, **({} if panel.logarithmic else {"min": 0}), "custom": custom}
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "type": "stat" if panel.single else "timeseries",
         "title": panel.title,
         "description": panel.says,
         "datasource": _SOURCE,
-        "fieldConfig": {
-            "defaults": {"unit": panel.unit, "min": 0, **({} if panel.single else {"custom": custom})},
-            "overrides": [],
-        },
+        "fieldConfig": {"defaults": _look(panel), "overrides": []},
         "options": {"reduceOptions": {"calcs": ["lastNotNull"]}} if panel.single else {},
         "targets": [
             {

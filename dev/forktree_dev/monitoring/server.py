@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,17 +36,18 @@ class Series:
 class Prometheus:
     """Has the chart's alerts, and forgets everything when it ends."""
 
-    def __init__(self, service: Service, http: aiohttp.ClientSession) -> None:
-        self._service, self._http = service, http
+    def __init__(self, service: Service, http: aiohttp.ClientSession, targets: Path) -> None:
+        self._service, self._http, self._targets = service, http, targets
 
     @classmethod
     @asynccontextmanager
-    async def scraping(cls, targets: Mapping[str, str], folder: Path) -> AsyncGenerator[Prometheus]:
-        """`targets` are URLs of metrics by the names of their instances. `folder` gets all that it writes.
+    async def running(cls, folder: Path) -> AsyncGenerator[Prometheus]:
+        """Scraping nobody yet. `folder` gets all that it writes.
 
         Raises `ProcessFailed` with the end of its log, or `TimeoutError`, when it does not come up.
         """
         (port,) = ports.free(1)
+        targets = folder / "targets.json"
         configuration = _written(targets, folder)
         service = Service(
             "prometheus",
@@ -61,7 +62,7 @@ class Prometheus:
         service.start()
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-                running = cls(service, http)
+                running = cls(service, http, targets)
                 await running._ready()
                 yield running
         finally:
@@ -94,9 +95,32 @@ class Prometheus:
         found = await self._asked("query_range", asked)
         return [Series(each["metric"], [_point(at) for at in each["values"]]) for each in found["result"]]
 
-    async def up(self) -> set[str]:
-        """The instances whose last scrape succeeded."""
-        return {each.labels["instance"] for each in await self.now("up == 1")}
+    async def scrape(self, urls: Callable[[], Mapping[str, str]]) -> None:
+        """Return once all are scraped that `urls` tells: URLs of metrics by the names of their instances.
+
+        It is asked again and again, since who starts anew may be at another port. Raises `TimeoutError`.
+        """
+        async with asyncio.timeout(_START_SECONDS):
+            while True:
+                told = urls()
+                self._aim(told)
+                if {each.labels["instance"] for each in await self.now("up == 1")} == set(told):
+                    return
+                await asyncio.sleep(0.2)
+
+    def _aim(self, urls: Mapping[str, str]) -> None:
+        found = [
+            {
+                "targets": [url.removeprefix("http://").removesuffix("/metrics")],
+                "labels": {"instance": instance},
+            }
+            for instance, url in urls.items()
+        ]
+        text = json.dumps(found)
+        if not self._targets.exists() or self._targets.read_text() != text:
+            draft = self._targets.with_suffix(".draft")
+            draft.write_text(text)
+            draft.rename(self._targets)
 
     async def rules(self) -> dict[str, Mapping[str, Any]]:
         """Each alert by its name: how it stands, and what its last evaluation said."""
@@ -116,7 +140,7 @@ def _point(pair: Sequence[Any]) -> tuple[float, float]:
     return float(pair[0]), float(pair[1])  # Values are texts, so that NaN can be among them.
 
 
-def _written(targets: Mapping[str, str], folder: Path) -> Path:
+def _written(targets: Path, folder: Path) -> Path:
     """The file that it is told all by."""
     folder.mkdir(parents=True, exist_ok=True)
     rules, configuration = folder / "rules.yaml", folder / "prometheus.yaml"
@@ -125,15 +149,11 @@ def _written(targets: Mapping[str, str], folder: Path) -> Path:
     return configuration
 
 
-def _configuration(targets: Mapping[str, str], rules: Path) -> Mapping[str, Any]:
-    def scraped(instance: str, url: str) -> Mapping[str, Any]:
-        address = url.removeprefix("http://").removesuffix("/metrics")
-        return {"targets": [address], "labels": {"instance": instance}}
-
+def _configuration(targets: Path, rules: Path) -> Mapping[str, Any]:
     every = f"{INTERVAL_SECONDS:g}s"
-    found = [scraped(instance, url) for instance, url in targets.items()]
+    looked_up = {"files": [str(targets)], "refresh_interval": every}
     return {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "forktree", "static_configs": found}],
+        "scrape_configs": [{"job_name": "forktree", "file_sd_configs": [looked_up]}],
     }

@@ -135,11 +135,10 @@ STATUS_CLASSES: Final = ("2xx", "3xx", "4xx", "5xx", "abandoned")
 
 _AGENT: Final = frozenset({Program.AGENT})
 _OPERATOR: Final = frozenset({Program.OPERATOR})
-_FORK_BUCKETS: Final = (
+_CALL_BUCKETS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-_HTTP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _LAG_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _SLOW_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -172,7 +171,7 @@ FORK_SECONDS: Final = Metric(
         Label(name="mode", values=tuple(Mode), meaning="how the machines really came to be"),
         _ROAD,
     ),
-    buckets=_FORK_BUCKETS,
+    buckets=_CALL_BUCKETS,
 )
 FORK_FAILURES: Final = Metric(
     name="forktree_fork_failures_total",
@@ -316,7 +315,7 @@ HTTP_SECONDS: Final = Metric(
     programs=_AGENT,
     help="How long requests took, to the end of their answers.",
     labels=(_METHOD, _ROUTE),
-    buckets=_HTTP_BUCKETS,
+    buckets=_CALL_BUCKETS,
 )
 LOOP_LAG: Final = Metric(
     name="forktree_event_loop_lag_seconds",
