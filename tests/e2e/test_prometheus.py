@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600
 
 SECONDS = 120.0
 AGENT, OPERATOR = "node-1", "operator"
-STANDING = {table.CAPACITY_BYTES, table.CANARY_PASSED, table.LEADER}
+STANDING = {table.CAPACITY_BYTES, table.CANARY_PASSED, table.LEADER, table.NODES}
 """They say how things stand, and nothing here changes that."""
 MOVED_ELSEWHERE = {table.SWEPT}
 """A sweep ends what only a crash can leave: `test_agent_control_pruning.py` makes one."""
