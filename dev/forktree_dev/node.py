@@ -34,6 +34,8 @@ class Sizes:
     engine: str = "microvm"
     served_namespaces: tuple[str, ...] = ()
     """Those with a socket of their own."""
+    registries: tuple[str, ...] = ()
+    """That images may come from, as `--registry` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,9 @@ class Node:
             f"--uid-base={uid_base}",
             f"--accelerator={sizes.accelerator}",
             f"--engine={sizes.engine}",
+            f"--image-dir={folder / f'{name}-images'}",
+            "--image-space=2Gi",
+            *(f"--registry={each}" for each in sizes.registries),
             *(f"--serve-namespace={each}={self.socket_path(each)}" for each in sizes.served_namespaces),
             restarts=outlives_us,
         )

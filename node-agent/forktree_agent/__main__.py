@@ -17,6 +17,7 @@ from forktree.models.quantities import parse_bytes
 from forktree.models.texts import is_dns_label
 from forktree.tracing.context import trace_ids
 from forktree.tracing.exporting import collector_url
+from forktree_agent.images.references import NamedRegistry, parse_named_registry
 from forktree_agent.main import run
 from forktree_agent.settings import Settings
 
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         egress=options.egress,
         egress_allow=tuple(options.egress_allow),
         egress_deny=tuple(options.egress_deny),
+        image_directory=options.image_dir,
+        image_space_bytes=options.image_space,
+        registries=tuple(options.registry),
+        only_named_registries=options.only_named_registries,
         accelerator=options.accelerator,
         write_tracking=options.write_tracking,
         engine=options.engine,
@@ -131,6 +136,23 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CIDR",
         help="public addresses that these may not reach, like the nodes' own; may be repeated",
     )
+    add("--image-dir", type=Path, help="for images of registries, on a disk; default: none are taken")
+    add(
+        "--image-space",
+        type=_bytes,
+        default=Settings.image_space_bytes,
+        metavar="BYTES",
+        help="for all of them together",
+    )
+    add(
+        "--registry",
+        type=_registry,
+        action="append",
+        default=[],
+        metavar="HOST[:PORT][=http]",
+        help="that may be at any address, not only at a public one, with =http without TLS; may be repeated",
+    )
+    add("--only-named-registries", action="store_true", help="take images from no others than these")
     add("--accelerator", choices=["auto", "kvm", "tcg"], default=Settings.accelerator)
     add(
         "--write-tracking",
@@ -199,6 +221,13 @@ def _namespace_socket(text: str) -> tuple[str, Path]:
 def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _registry(text: str) -> NamedRegistry:
+    try:
+        return parse_named_registry(text)
     except ValueError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
 

@@ -39,6 +39,8 @@ from forktree_agent.http.connections import listening_at, listening_on
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Door, Listener, serving
+from forktree_agent.images.pulling import Images, ImageSettings
+from forktree_agent.images.store import ImageFolderUnusable
 from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
 from forktree_agent.metrics import Metrics
@@ -52,13 +54,15 @@ JOURNAL = "journal"
 TLS = "tls"
 
 KEEPER_RETRY_SECONDS = 0.1
+MACHINE_UIDS = 4095
+"""Of the 4096 that an agent has; the last is for reading images."""
 
 
 class CannotStart(Exception):
     """The agent cannot do its work here, and one sentence says why."""
 
 
-EXPECTED = (CannotStart, AccessError, ForktreeError, KeeperError, KeeperGone, StaleEpoch)
+EXPECTED = (CannotStart, AccessError, ForktreeError, ImageFolderUnusable, KeeperError, KeeperGone, StaleEpoch)
 """What ends an agent without being its defect: said in a line, not as a traceback."""
 
 
@@ -164,6 +168,7 @@ async def _work(
         listening = await listening_on(settings.listen_host, settings.listen_port)
         settings = replace(settings, advertise_url=settings.advertise_url or _address(settings, listening))
         async with (
+            _images(settings, engine) as images,
             Control.running(
                 settings,
                 client=client,
@@ -172,6 +177,7 @@ async def _work(
                 adoption=adoption,
                 metrics=metrics,
                 tracer=tracer,
+                images=images,
             ) as control,
             Proxy.running(client, settings.node_name) as proxy,
             serving(
@@ -207,6 +213,24 @@ async def _engine(settings: Settings, keeper: Keeper, journal: Journal) -> Async
             yield engine
 
 
+@asynccontextmanager
+async def _images(settings: Settings, engine: Engine) -> AsyncGenerator[Images | None]:
+    """Images of registries. None where no folder is given for them."""
+    if settings.image_directory is None:
+        yield None
+        return
+    what = ImageSettings(
+        folder=settings.image_directory,
+        space_bytes=settings.image_space_bytes,
+        unpack_uid=settings.uid_base + MACHINE_UIDS,
+        named=settings.registries,
+        only_named=settings.only_named_registries,
+    )
+    user_agent = f"forktree-agent/{version('forktree')}"
+    async with Images.running(what, user_agent=user_agent, free_image=engine.free_image) as images:
+        yield images
+
+
 def _engine_settings(settings: Settings) -> EngineSettings:
     return EngineSettings(
         guest_directory=settings.guest_directory,
@@ -216,6 +240,7 @@ def _engine_settings(settings: Settings) -> EngineSettings:
         write_tracking=settings.write_tracking,
         uid_base=settings.uid_base,
         egress=Egress(allow=settings.egress_allow, deny=settings.egress_deny) if settings.egress else None,
+        uid_count=MACHINE_UIDS,
     )
 
 

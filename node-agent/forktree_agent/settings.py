@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from forktree_agent.images.references import NamedRegistry
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -35,13 +37,21 @@ class Settings:
     memory_limit_bytes: int = 4 << 30
     """What all machines and instants may take together at their worst. What the DaemonSet requests."""
     uid_base: int = 200_000
-    """First of the user ids that are nobody else's: each QEMU has its own."""
+    """First of 4096 user ids that are nobody else's: each QEMU has its own, and what reads images."""
     egress: bool = False
     """Whether machines whose template asks for it reach the internet."""
     egress_allow: tuple[str, ...] = ()
     """Private networks (CIDR) that they reach too."""
     egress_deny: tuple[str, ...] = ()
     """Public addresses (CIDR) that they do not reach."""
+    image_directory: Path | None = None
+    """On a disk: where images of registries are kept. None: they are not taken."""
+    image_space_bytes: int = 20 << 30
+    """What they may take there together. The images that were used longest ago go first."""
+    registries: tuple[NamedRegistry, ...] = ()
+    """Registries that may be at any address. Others are asked over HTTPS at public addresses alone."""
+    only_named_registries: bool = False
+    """Take images from no others."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """`auto` takes KVM where a canary proves it, and emulation elsewhere."""
     write_tracking: Literal["auto", "pagemap"] = "auto"
@@ -63,6 +73,8 @@ class Settings:
     """For taking over what an agent before this one left. Grows with the machines: some ms for each."""
     probe_seconds: float = 300.0
     """For the canary. It boots and forks a machine, under emulation on a busy node."""
+    pull_seconds: float = 1800.0
+    """For an image of a registry to be pulled and unpacked, before it boots. Some are gigabytes."""
     boot_seconds: float = 300.0
     """For a template's machine to boot, beside the time that its readiness probe may take."""
     fork_seconds: float = 60.0

@@ -15,7 +15,7 @@ from e2e.whole import Whole
 from forktree.kube.access import ClusterAccess
 from forktree.kube.client import KubeClient
 from forktree.models import Session
-from forktree_dev import provisioning
+from forktree_dev import ports, provisioning
 from forktree_dev.control_plane import ControlPlane
 from forktree_dev.system import Artifacts, Sizes, System
 
@@ -32,15 +32,28 @@ def artifacts() -> Artifacts:
     return Artifacts.built()
 
 
+@pytest.fixture(scope="session")
+def registry_port() -> int:
+    """Where tests have their registry: the agent is told of it when it starts, before there is one."""
+    (port,) = ports.free(1)
+    return port
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def system(artifacts: Artifacts, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+async def system(
+    artifacts: Artifacts, registry_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[System]:
     """Control plane, operator, keeper and agent; one for all tests, as starting costs a canary.
 
     Its control plane is its own: its operator would place the sessions of tests that play the operator
     themselves. A test may kill and restart its parts if all of them run and answer again when it ends.
     """
     state_dir = tmp_path_factory.mktemp("system")
-    sizes = Sizes(memory_limit_bytes=_MEMORY_LIMIT_BYTES, served_namespaces=(SERVED_NAMESPACE,))
+    sizes = Sizes(
+        memory_limit_bytes=_MEMORY_LIMIT_BYTES,
+        served_namespaces=(SERVED_NAMESPACE,),
+        registries=(f"127.0.0.1:{registry_port}=http",),
+    )
     async with System.running(state_dir, sizes=sizes, artifacts=artifacts) as running:
         yield running
 

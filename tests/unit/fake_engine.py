@@ -352,6 +352,9 @@ class FakeEngine:
         if held is not None:
             self.host.points.pop(held.point, None)
 
+    async def free_image(self, digest: str) -> bool:
+        return True
+
     def machines(self) -> tuple[Machine, ...]:
         return tuple(self.host.machines.values())
 

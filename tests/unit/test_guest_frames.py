@@ -17,8 +17,8 @@ GENERATION = "6f1c2d3e-4a5b-4c6d-8e7f-901a2b3c4d5e"
 NIL = "00000000-0000-0000-0000-000000000000"
 
 REQUESTS: list[frames.Request] = [
-    frames.Start(argv=("/bin/server", "--flag"), env={"LEVEL": "3"}),
-    frames.Start(argv=(), env={}),
+    frames.Start(argv=("/bin/server", "--flag"), env={"LEVEL": "3"}, cwd="/app"),
+    frames.Start(argv=(), env={}, cwd="/"),
     frames.TakeIdentity(
         generation=GENERATION,
         hostname="cart-0-1a2b3",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from forktree.errors import ForktreeError
@@ -12,13 +13,14 @@ from forktree.kube.client import KubeClient
 from forktree.kube.errors import KubeError, NotFound
 from forktree.models import BakePhase, Reason, Session, SessionTemplate, Uid
 from forktree.models.session_template import BakedNode, Egress, ReadinessProbe
-from forktree_agent.control.environment import SecretUnreadable, secret_variables
+from forktree_agent.control.environment import SecretUnreadable, pull_login, secret_variables
 from forktree_agent.control.objects import Store
 from forktree_agent.control.workers import Workers
 from forktree_agent.engine.contract import (
     AtCapacity,
     Baseline,
     BaselineId,
+    Disk,
     Engine,
     EngineError,
     HttpGet,
@@ -27,6 +29,10 @@ from forktree_agent.engine.contract import (
     SecretVariable,
     Shape,
 )
+from forktree_agent.images.errors import ImageError, ImagePullFailed
+from forktree_agent.images.pulling import Images
+from forktree_agent.images.references import OCI, parse_reference
+from forktree_agent.images.store import KeptImage
 from forktree_agent.journal import JournalError
 from forktree_agent.settings import Settings
 
@@ -67,9 +73,14 @@ class Bakes:
         engine: Engine,
         tasks: asyncio.TaskGroup,
         *,
+        images: Images | None,
         room_changed: Callable[[], None],
     ) -> None:
-        """`room_changed` is told when a baseline has taken room of the node, or given it back."""
+        """`room_changed` is told when a baseline has taken room of the node, or given it back.
+
+        Without `images` none of registries can be had.
+        """
+        self._images = images
         self._room_changed = room_changed
         self._settings = settings
         self._client = client
@@ -190,9 +201,8 @@ class Bakes:
 
     async def _bake(self, template: SessionTemplate) -> Baseline | Exception:
         uid = template.metadata.uid
-        self._say(uid, BakedNode(node=self._settings.node_name, phase=BakePhase.BAKING))
         try:
-            outcome = await self._baked(template)
+            outcome, digest = await self._baked(template)
         finally:
             self._running.pop(uid, None)
         if isinstance(outcome, Baseline):
@@ -202,21 +212,56 @@ class Bakes:
             log.info("baked template=%s baseline=%s boot_ms=%.0f", uid, outcome.id, outcome.boot_ms)
         else:
             log.error("bake_failed template=%s error=%r", uid, str(outcome))
-        self._say(uid, entry_after(outcome, self._settings.node_name))
+        self._say(uid, entry_after(outcome, self._settings.node_name, digest))
         return outcome
 
-    async def _baked(self, template: SessionTemplate) -> Baseline | Exception:
-        deadline = asyncio.get_running_loop().time() + bake_seconds(template, self._settings.boot_seconds)
+    async def _baked(self, template: SessionTemplate) -> tuple[Baseline | Exception, str | None]:
+        """What came of it, and the digest of its image once that is known."""
+        uid, node = template.metadata.uid, self._settings.node_name
+        digest: str | None = None
         try:
-            # Read anew for each bake, and not kept: what is baked has them.
-            namespace = template.metadata.namespace or ""
-            secrets = await secret_variables(self._client, namespace, template.spec.env)
-            return await self._engine.bake(shape_of(template, secrets), deadline=deadline)
-        except (EngineError, JournalError, SecretUnreadable, KubeError) as err:
-            return err
+            async with self._image(template) as image:
+                digest = None if image is None else f"sha256:{image.digest}"
+                self._say(uid, BakedNode(node=node, phase=BakePhase.BAKING, image_digest=digest))
+                seconds = bake_seconds(template, self._settings.boot_seconds)
+                deadline = asyncio.get_running_loop().time() + seconds
+                # Read anew for each bake, and not kept: what is baked has them.
+                namespace = template.metadata.namespace or ""
+                secrets = await secret_variables(self._client, namespace, template.spec.env)
+                return await self._engine.bake(shape_of(template, secrets, image), deadline=deadline), digest
+        except (EngineError, ImageError, JournalError, SecretUnreadable, KubeError) as err:
+            return err, digest
         except Exception as err:  # The task's edge: a defect met by one template must not end the agent.
-            log.exception("bake_broke template=%s", template.metadata.uid)
-            return err
+            log.exception("bake_broke template=%s", uid)
+            return err, digest
+
+    @asynccontextmanager
+    async def _image(self, template: SessionTemplate) -> AsyncGenerator[KeptImage | None]:
+        """The image of a registry that a template names, kept as long as this is held; None for another.
+
+        Raises `ImageError`, `SecretUnreadable`, `KubeError`.
+        """
+        reference, secret = template.spec.image, template.spec.image_pull_secret
+        if not reference.startswith(OCI):
+            yield None
+            return
+        node = self._settings.node_name
+        if self._images is None:
+            raise ImagePullFailed(
+                f"node {node} takes no images of registries: its agent is given no --image-dir"
+            )
+        message = f"pulling {reference}"
+        self._say(
+            template.metadata.uid,
+            BakedNode(node=node, phase=BakePhase.BAKING, reason=Reason.PULLING_IMAGE, message=message),
+        )
+        login = None
+        if secret is not None:
+            registry = parse_reference(reference).registry
+            login = await pull_login(self._client, template.metadata.namespace or "", secret, registry)
+        deadline = asyncio.get_running_loop().time() + self._settings.pull_seconds
+        async with self._images.image(reference, login, deadline=deadline) as image:
+            yield image
 
     def _entry(self, template: SessionTemplate) -> BakedNode | None:
         return template.status.on(self._settings.node_name)
@@ -265,8 +310,13 @@ class Bakes:
         return 0.0
 
 
-def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
+def entry_after(outcome: Baseline | Exception, node: str, image_digest: str | None = None) -> BakedNode:
     """What a node says of a template after a bake. Pure."""
+    entry = _entry_after(outcome, node)
+    return entry.model_copy(update={"image_digest": image_digest})
+
+
+def _entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
     match outcome:
         case Baseline():
             return BakedNode(
@@ -280,7 +330,7 @@ def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
             return BakedNode(
                 node=node, phase=BakePhase.BAKING, reason=outcome.reason, message=outcome.message
             )
-        case EngineError() | SecretUnreadable():
+        case EngineError() | ImageError() | SecretUnreadable():
             return BakedNode(
                 node=node, phase=BakePhase.FAILED, reason=outcome.reason, message=outcome.message
             )
@@ -289,19 +339,25 @@ def entry_after(outcome: Baseline | Exception, node: str) -> BakedNode:
             return BakedNode(node=node, phase=BakePhase.FAILED, reason=Reason.INTERNAL, message=message)
 
 
-def shape_of(template: SessionTemplate, secrets: tuple[SecretVariable, ...] = ()) -> Shape:
-    """What of a template decides what its baseline is."""
+def shape_of(
+    template: SessionTemplate, secrets: tuple[SecretVariable, ...] = (), image: KeptImage | None = None
+) -> Shape:
+    """What of a template decides what its baseline is. Its own variables win over its image's."""
     spec = template.spec
+    env = {} if image is None else dict(image.runtime.env)
+    env |= {each.name: each.value for each in spec.env if each.value is not None}
     checks = spec.readiness_probe
     pins = () if checks is None else checks.pins
     return Shape(
         image=spec.image,
+        disk=None if image is None else Disk(file=str(image.path), digest=image.digest),
         vcpus=spec.machine.vcpus,
         memory_bytes=spec.machine.memory_bytes,
         egress=spec.network.egress is Egress.OPEN,
         overlay_bytes=spec.machine.overlay_bytes,
         command=tuple(spec.command),
-        env=tuple((each.name, each.value) for each in spec.env if each.value is not None),
+        working_folder="/" if image is None else image.runtime.working_folder,
+        env=tuple(env.items()),
         secret_env=secrets,
         probe=None if checks is None else _probe(checks),
         pins=tuple(Pin(name=each.name, argv=tuple(each.command), expect=each.expect) for each in pins),

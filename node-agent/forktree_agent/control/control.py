@@ -36,6 +36,7 @@ from forktree_agent.control.watches import Watches
 from forktree_agent.control.workers import Workers
 from forktree_agent.control.world import World, loop_now
 from forktree_agent.engine.contract import Adoption, Engine
+from forktree_agent.images.pulling import Images
 from forktree_agent.journal import Journal
 from forktree_agent.metrics import Metrics
 from forktree_agent.settings import Settings
@@ -79,11 +80,13 @@ class Control:
         journal: Journal,
         adoption: Adoption,
         metrics: Metrics,
+        images: Images | None = None,
         tracer: Tracer | None = None,
     ) -> AsyncGenerator[Control]:
         """Decide for this node until left. Machines run on then; the next agent takes them over.
 
-        `adoption` is what `engine` answered to `adopt`. No `tracer`: nobody follows traces.
+        `adoption` is what `engine` answered to `adopt`. Without `images` none of registries are taken. No
+        `tracer`: nobody follows traces.
         """
         async with asyncio.TaskGroup() as tasks:
             records, sessions = Records(journal), Store[Session]()
@@ -109,7 +112,7 @@ class Control:
                 sessions=sessions,
             )
             place_known(world)
-            bakes = Bakes(settings, client, engine, tasks, room_changed=world.room_changed)
+            bakes = Bakes(settings, client, engine, tasks, images=images, room_changed=world.room_changed)
             bakes.adopted(adoption.baselines)
             pruner = Pruner(world)
             sweep = Sweep(world, pruner)

@@ -1,7 +1,7 @@
-"""Environment variables as machines are told them: those that name a Secret are read when they are needed.
+"""Secrets that templates and sessions name: variables of machines, logins of registries, read when needed.
 
-What a Secret holds goes to the machine and nowhere else. Nothing here, and nothing that is given its result,
-may write it to an object, a log or the journal; whoever needs it again reads it again.
+What a Secret holds goes to the machine, or to the registry, and nowhere else. Nothing here, and nothing that
+is given its result, may write it to an object, a log or the journal; whoever needs it again reads it again.
 
 RBAC cannot say "only Secrets that a template or session of that namespace names", so the agent keeps to that
 by itself, and the right to read is given to it namespace by namespace (the chart's `roles-agent.yaml`).
@@ -23,7 +23,9 @@ from forktree.models import Reason
 from forktree.models.session_template import EnvVar, SecretKeyRef
 from forktree.models.texts import is_object_name
 from forktree_agent.engine.contract import SecretVariable
+from forktree_agent.images.credentials import Login, NoLogins, login_for
 
+PULL_KEY = ".dockerconfigjson"
 VALUE_BYTES_MAX = 64 << 10
 """Linux takes no more than twice this as one variable."""
 
@@ -66,6 +68,25 @@ async def secret_variables(
         version = f"{secret.metadata.uid}/{secret.metadata.resource_version}/{wanted.key}"
         found.append(SecretVariable(name=variable.name, value=_value(secret, wanted), version=version))
     return tuple(found)
+
+
+async def pull_login(client: KubeClient, namespace: str, name: str, registry: str) -> Login:
+    """What a pull Secret has for a registry. Raises `SecretUnreadable` and `KubeError`."""
+    secret = await _read(client, namespace, name)
+    encoded = (secret.data or {}).get(PULL_KEY)
+    if encoded is None:
+        raise SecretUnreadable(
+            f"Secret {name} has no entry {PULL_KEY}: make one by kubectl create secret docker-registry"
+        )
+    try:
+        login = login_for(registry, base64.b64decode(encoded, validate=True))
+    except binascii.Error:
+        raise SecretUnreadable(f"entry {PULL_KEY} of Secret {name} is not text") from None
+    except NoLogins as err:
+        raise SecretUnreadable(f"entry {PULL_KEY} of Secret {name} cannot be read: {err}") from None
+    if login is None:
+        raise SecretUnreadable(f"Secret {name} has no login for {registry}")
+    return login
 
 
 async def _read(client: KubeClient, namespace: str, name: str) -> _Secret:

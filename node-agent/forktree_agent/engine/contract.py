@@ -206,10 +206,22 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A root file system that the engine did not bring with it."""
+
+    file: str
+    """Path of an EROFS image. It must be there until `Engine.bake` returns, and no longer."""
+    digest: str
+    """SHA-256, hex, that says which it is: equal ones have equal content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Everything of a template that decides what its baseline is."""
 
     image: str
+    """Of those that the engine has; with `disk`, what that is called."""
+    disk: Disk | None = None
     vcpus: int
     """With more than one, programs are stopped before the machine is: see `ForkClocks`."""
     memory_bytes: int
@@ -217,6 +229,8 @@ class Shape:
     """Writable space of the root file system. It is guest RAM, so it is bounded by `memory_bytes`."""
     command: tuple[str, ...] = ()
     """The environment's own long-lived process; empty: none."""
+    working_folder: str = "/"
+    """Where it is run, and every command that does not say where."""
     env: tuple[tuple[str, str], ...] = ()
     secret_env: tuple[SecretVariable, ...] = ()
     """Further variables; of these the baseline depends on the versions alone."""
@@ -695,6 +709,10 @@ class Engine(Protocol):
 
     async def drop_baseline(self, baseline: BaselineId) -> None:
         """Hold a baseline no longer. Idempotent; running machines keep what they map."""
+        ...
+
+    async def free_image(self, digest: str) -> bool:
+        """Whether no machine, instant or bake uses the disk of this digest; then nothing of it is held."""
         ...
 
     def machines(self) -> tuple[Machine, ...]:

@@ -175,7 +175,7 @@ async def tool(
     """
     session = await running(facade, session, start_by)
     command = Command(
-        argv=argv, id=request_id, stdin_open=True, builtin=True, timeout_seconds=TRANSFER_SECONDS
+        argv=argv, id=request_id, cwd="/", stdin_open=True, builtin=True, timeout_seconds=TRANSFER_SECONDS
     )
     begun = facade.streaming(session, command, deadline=start_by + BEGIN_SECONDS)
     async with begun as reader:

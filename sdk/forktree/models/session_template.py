@@ -14,6 +14,13 @@ from forktree.models.reasons import BakePhase, Reason
 from forktree.models.schema import Column, Resource, atomic_list, cel, map_list
 from forktree.models.texts import Argv, EnvName, EnvValue, ObjectName, PortName
 
+_BUILTIN = "builtin:[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
+_OCI = (
+    f"oci:[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(:[0-9]{{1,5}})?/{_PART}(/{_PART})*"
+    "(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+
 MEMORY_MIN: Final = "128Mi"
 MEMORY_MAX: Final = "64Gi"
 
@@ -236,6 +243,11 @@ def _unchanged(*names: str) -> str:
     )
 
 
+_FIXED = (
+    "image", "imagePullSecret", "machine", "command", "env", "ports", "readinessProbe", "hooks", "treeLimits",
+)  # fmt: skip
+
+
 class SessionTemplateSpec(ApiModel):
     """How a root session starts. Written once by a user, but for `standby`; to change it, create another
     template."""
@@ -243,25 +255,29 @@ class SessionTemplateSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=cel(
             (
-                _unchanged(
-                    *("image", "machine", "network", "command", "env", "ports"),
-                    *("readinessProbe", "hooks", "treeLimits"),
-                ),
+                _unchanged(*_FIXED),
                 "spec of a SessionTemplate cannot be changed: create another under a new name",
             )
         )
     )
 
     image: str = Field(
-        max_length=253,
+        max_length=512,
         json_schema_extra=cel(
             (
-                "self.matches('^builtin:[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                "image must be builtin:NAME, like builtin:python: name an image that the nodes have",
+                f"self.matches('^{_BUILTIN}$') || self.matches('^{_OCI}$')",
+                "image must be builtin:NAME, an image that the nodes have, like builtin:python, or"
+                " oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST], one of a registry, like"
+                " oci:registry.example.com/team/app:1.2",
             )
         ),
     )
-    """The root file system: `builtin:NAME`, an image shipped with the node agent. It is never written to."""
+    """The root file system, which is never written to: `builtin:NAME`, an image shipped with the node agent,
+    or `oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST]`, one of a registry. Each node looks a tag up for
+    itself when it bakes the template: with a digest all have the same."""
+    image_pull_secret: ObjectName | None = None
+    """A Secret of type `kubernetes.io/dockerconfigjson` in the same namespace, with the login for the image's
+    registry. Whoever names one must be allowed to read Secrets of the namespace."""
     machine: Machine = Field(
         default=Machine(),
         json_schema_extra=cel(
@@ -305,12 +321,14 @@ class BakedNode(ApiModel):
     """`Baking`: being started; `Ready`: sessions start from the frozen machine; `Failed`: see `reason`."""
     baseline_id: str | None = None
     """SHA-256 over all that makes two starts comparable. Every session carries it. Set once `Ready`."""
+    image_digest: str | None = None
+    """Of the manifest that an image of a registry turned out to be, `sha256:` and 64 hex digits."""
     boot_ms: float | None = None
     """Milliseconds from start of the machine until every check held. Agent's clock. Set once `Ready`."""
     reason: Reason | None = None
-    """Why it failed, in one word."""
+    """Why it failed, or what it waits for, in one word."""
     message: str | None = None
-    """Why it failed, in one sentence."""
+    """The same in one sentence."""
 
 
 class SessionTemplateStatus(ApiModel):

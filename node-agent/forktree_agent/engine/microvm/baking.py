@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forktree_agent.engine.contract import (
@@ -58,12 +59,12 @@ async def bake(
     """Boot and freeze. Nothing is left after a failure. Raises what `Engine.bake` promises."""
     if shape.egress and resources.vmms.no_egress is not None:
         raise EgressForbidden(resources.vmms.no_egress)
-    resources.guest.image(shape.image)  # Raises ImageNotFound before anything is made.
+    image, image_sha256 = _root_image(resources, shape)
     name = f"b-{uuid.uuid4().hex[:12]}"
     layer, point = f"ram-{name}", f"p-{uuid.uuid4().hex[:12]}"
     build = Build(
         image=shape.image,
-        image_sha256=resources.guest.digest(shape.image),
+        image_sha256=image_sha256,
         memory_bytes=shape.memory_bytes,
         accelerator=accelerator,
         vcpus=shape.vcpus,
@@ -79,7 +80,7 @@ async def bake(
             resources.ledger.reserve(name, build.admitted_bytes, None)
             ram = await resources.store.create(layer)
             os.ftruncate(ram, shape.memory_bytes)
-            disk = await resources.store.hold_disk(build.disk_file, resources.guest.image(shape.image))
+            disk = await resources.store.hold_disk(build.disk_file, image)
             order = VmmOrder(name=name, uid=uid, build=build, ram=ram, disk=disk, group=group)
             pins, boot_ms = await _boot(resources, order, shape, f"state-{point}", deadline=deadline)
             await resources.vmms.end(name)
@@ -90,7 +91,7 @@ async def bake(
                 "kernel_arguments": KERNEL_COMMAND_LINE,
                 "accelerator": accelerator,
             }
-            identity = baseline_id(shape, resources.guest, vmm=vmm, pins=pins)
+            identity = baseline_id(shape, image_sha256, resources.guest, vmm=vmm, pins=pins)
             point_record = _keep(resources, layer, point, identity, build)
             resources.ledger.free(name)
             baseline = BaselineRecord(id=identity, shape_digest=shape_digest, point=point, boot_ms=boot_ms)
@@ -100,6 +101,13 @@ async def bake(
         resources.vmms.give_back_uid(uid)
     log.info("baked image=%s baseline=%s boot_ms=%.0f", shape.image, identity[:12], boot_ms)
     return baseline, point_record
+
+
+def _root_image(resources: Resources, shape: Shape) -> tuple[Path, str]:
+    """The file and its digest. Raises `ImageNotFound`."""
+    if shape.disk is not None:
+        return Path(shape.disk.file), shape.disk.digest
+    return resources.guest.image(shape.image), resources.guest.digest(shape.image)
 
 
 async def _boot(
@@ -161,7 +169,7 @@ async def _become_ready(vmm: Vmm, shape: Shape, *, deadline: float) -> dict[str,
     env = dict(shape.env) | {each.name: each.value for each in shape.secret_env}
     try:
         # Also without a command: it is how the guest learns the template's environment.
-        await vmm.guest.start_workload(shape.command, env, deadline=deadline)
+        await vmm.guest.start_workload(shape.command, env, folder=shape.working_folder, deadline=deadline)
     except CommandRefused as err:
         raise BakeFailed(f"the template's command did not start: {err}") from err
     if shape.probe is not None:

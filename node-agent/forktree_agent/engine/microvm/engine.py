@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -56,7 +57,7 @@ from forktree_agent.engine.microvm.images import GuestDirectory, shape_digest
 from forktree_agent.engine.microvm.merging import Merger
 from forktree_agent.engine.microvm.pausing import Change, pause, resume
 from forktree_agent.engine.microvm.prepared import Preparer, discard
-from forktree_agent.engine.microvm.records import BaselineRecord, MachineRecord, PointRecord
+from forktree_agent.engine.microvm.records import BaselineRecord, MachineRecord, PointRecord, disk_file
 from forktree_agent.engine.microvm.resources import Resources
 from forktree_agent.engine.microvm.standby import Source, Standbys
 from forktree_agent.engine.microvm.store import FileStore
@@ -89,6 +90,7 @@ class MicroVmEngine:
         self._points: dict[PointId, PointRecord] = {}
         self._baselines: dict[str, BaselineRecord] = {}
         self._baking: dict[str, asyncio.Lock] = {}
+        self._baking_disks: Counter[str] = Counter()
         self._accelerator: Accelerator | None = None
         self._exits: asyncio.Queue[MachineExit | NetworkLost] = asyncio.Queue()
         self._calm = Calm()
@@ -178,12 +180,26 @@ class MicroVmEngine:
             baseline = self._baselines.get(digest)
             if baseline is None:
                 # Watches the deadline itself, and says what it was waiting for.
-                baseline, point = await bake(self._resources, shape, digest, accelerator, deadline=deadline)
-                self._baselines[digest] = baseline
-                self._points[PointId(point.id)] = point
+                with self._baking_disk(shape):
+                    baseline, point = await bake(
+                        self._resources, shape, digest, accelerator, deadline=deadline
+                    )
+                    self._baselines[digest] = baseline
+                    self._points[PointId(point.id)] = point
             return baseline.view()
         finally:
             lock.release()
+
+    @contextmanager
+    def _baking_disk(self, shape: Shape) -> Generator[None]:
+        """The disk of `shape` is in use as long as this is held."""
+        digests = () if shape.disk is None else (shape.disk.digest,)
+        self._baking_disks.update(digests)
+        try:
+            yield
+        finally:
+            self._baking_disks.subtract(digests)
+            self._baking_disks += Counter()  # Without those that have come to zero.
 
     async def fork(
         self,
@@ -431,6 +447,13 @@ class MicroVmEngine:
                 del self._baselines[digest]
                 self._resources.journal.remove(BASELINE_KIND, digest)
                 await self.drop_point(PointId(record.point))
+
+    async def free_image(self, digest: str) -> bool:
+        held = (record.build.image_sha256 for record in self._points.values())
+        if digest in self._baking_disks or digest in self._resources.vmms.disks() or digest in held:
+            return False
+        await self._resources.store.drop(disk_file(digest))
+        return True
 
     def machines(self) -> tuple[Machine, ...]:
         return tuple(live.record.view(Mode.FORK, Level.MEMORY) for live in self._live.values())

@@ -164,12 +164,15 @@ class GuestChannel:
                 f"machine {self._name} speaks protocol {booted.protocol}, this agent speaks {frames.PROTOCOL}"
             )
 
-    async def start_workload(self, argv: Sequence[str], env: Mapping[str, str], *, deadline: float) -> None:
-        """Set the template's environment for all commands to come; start its command unless `argv` is empty.
+    async def start_workload(
+        self, argv: Sequence[str], env: Mapping[str, str], *, folder: str = "/", deadline: float
+    ) -> None:
+        """Set the template's environment and `folder` for all commands to come; start its command unless
+        `argv` is empty.
 
         Once in a machine's life, before it is frozen. Raises `CommandRefused` if the command cannot be run.
         """
-        line = self._encode(frames.Start(argv=tuple(argv), env=dict(env)))
+        line = self._encode(frames.Start(argv=tuple(argv), env=dict(env), cwd=folder))
         self._started = self._loop.create_future()
         self._send(line)
         outcome = await self.wait(self._started, "start the workload", deadline)

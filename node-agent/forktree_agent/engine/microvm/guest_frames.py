@@ -32,10 +32,12 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Start(Frame, frozen=True, tag="start"):
-    """Once, before any identity. Without `argv` only the environment is set."""
+    """Once, before any identity. Without `argv` only the environment and the folder are set."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
+    cwd: str
+    """Where it is run, and every command to come that does not say where."""
 
 
 class TakeIdentity(Frame, frozen=True, tag="identity"):

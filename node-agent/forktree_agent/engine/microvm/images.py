@@ -73,14 +73,14 @@ def shape_digest(shape: Shape, accelerator: str) -> str:
 
 
 def baseline_id(
-    shape: Shape, guest: GuestDirectory, *, vmm: dict[str, str], pins: dict[str, str]
+    shape: Shape, image_digest: str, guest: GuestDirectory, *, vmm: dict[str, str], pins: dict[str, str]
 ) -> BaselineId:
     """SHA-256 over all that makes two starts comparable: what was asked for, and what it met on this node."""
     return BaselineId(
         _digest(
             {
                 "shape": _plain(shape),
-                "image": guest.digest(shape.image),
+                "image": image_digest,
                 "kernel": guest.manifest.kernel_sha256,
                 "initrd": guest.manifest.initrd_sha256,
                 "vmm": vmm,
@@ -91,8 +91,16 @@ def baseline_id(
 
 
 def _plain(shape: Shape) -> Any:
-    """All of it but the values of secrets: a hash that is published would let a short one be guessed."""
+    """All of it but the values of secrets: a hash that is published would let a short one be guessed.
+
+    What came later than others and is not given does not count, so that the names of before go on.
+    """
     plain = msgspec.to_builtins(shape)
+    del plain["disk"]
+    if shape.disk is not None:
+        plain["image"] = shape.disk.digest  # By whatever name it was found.
+    if shape.working_folder == "/":
+        del plain["working_folder"]
     plain["secret_env"] = [[each.name, each.version] for each in shape.secret_env]
     return plain
 

@@ -28,7 +28,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str
     image_sha256: str
-    """Of the root disk's content. An agent of a later version may have another image of this name."""
+    """Says which the root disk is. An agent of a later version may have another image of this name."""
     memory_bytes: int
     accelerator: Accelerator
     vcpus: int = 1
@@ -43,7 +43,11 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def disk_file(self) -> str:
         """Name under which the keeper holds the root disk, whatever becomes of the image it came from."""
-        return f"disk-{self.image_sha256}"
+        return disk_file(self.image_sha256)
+
+
+def disk_file(digest: str) -> str:
+    return f"disk-{digest}"
 
 
 class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, tag=False):

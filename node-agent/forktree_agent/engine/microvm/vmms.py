@@ -169,6 +169,10 @@ class Vmms:
             vmm.network_lost = text
             log.error("network_lost machine=%s text=%r", name, text)
 
+    def disks(self) -> frozenset[str]:
+        """Digests of the root disks that machines have, those that wait for a fork among them."""
+        return frozenset(vmm.build.image_sha256 for vmm in self._vmms.values())
+
     def take_uid(self) -> int:
         """A user id that no machine has. Raises `AtCapacity` when all are taken."""
         first = self._settings.uid_base

@@ -112,7 +112,14 @@ class NullEngine:
         if shape.command or shape.probe is not None or shape.pins:
             raise BakeFailed(f"{NOTHING_RUNS}: its templates have no command, probe or pins")
         secrets = [(each.name, each.version) for each in shape.secret_env]
-        parts = (self.NAME, shape.image, shape.memory_bytes, shape.overlay_bytes, shape.env, secrets)
+        parts = (
+            self.NAME,
+            shape.disk.digest if shape.disk is not None else shape.image,
+            shape.memory_bytes,
+            shape.overlay_bytes,
+            shape.env,
+            secrets,
+        )
         identity = BaselineId(hashlib.sha256(repr(parts).encode()).hexdigest())
         if identity not in self._baselines:
             # Named after the baseline, so that a bake which a crash cut short is done again in its place.
@@ -257,6 +264,9 @@ class NullEngine:
         if record is not None:
             self._journal.remove(self.BASELINE, baseline)
             await self.drop_point(PointId(record.point))
+
+    async def free_image(self, digest: str) -> bool:
+        return True  # Its machines have no disks.
 
     def machines(self) -> tuple[Machine, ...]:
         return tuple(record.view() for record in self._machines.values())

@@ -63,8 +63,8 @@ impl Visitor<'_> for BlobVisitor {
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Once: the template's environment, and its long-lived command unless `argv` is empty.
-    Start { argv: Vec<String>, env: Env },
+    /// Once: the template's environment, where commands are run, and its long-lived one unless `argv` is empty.
+    Start { argv: Vec<String>, env: Env, cwd: String },
     /// Become another machine than the one this was forked from.
     Identity(Identity),
     /// Run a command to its end.
@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn requests_are_read_as_the_host_writes_them() {
         let expected = vec![
-            Request::Start { argv: strings(&["/bin/server", "--flag"]), env: env(&[("LEVEL", "3")]) },
-            Request::Start { argv: vec![], env: Env::new() },
+            Request::Start { argv: strings(&["/bin/server", "--flag"]), env: env(&[("LEVEL", "3")]), cwd: "/app".to_owned() },
+            Request::Start { argv: vec![], env: Env::new(), cwd: "/".to_owned() },
             Request::Identity(Identity {
                 generation: GENERATION.to_owned(),
                 hostname: "cart-0-1a2b3".to_owned(),

@@ -34,13 +34,15 @@ pub struct Server {
     execs: Execs,
     gets: Gets,
     workload: Option<Workload>,
+    /// Where commands are run that do not say where.
+    folder: String,
     started: bool,
 }
 
 impl Server {
     pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, marks: Marks, one_cpu: bool) -> Self {
         let (persona, execs, gets) = (Persona::new(one_cpu), Execs::default(), Gets::default());
-        Self { port, signals, group, marks, persona, execs, gets, workload: None, started: false }
+        Self { port, signals, group, marks, persona, execs, gets, workload: None, folder: "/".to_owned(), started: false }
     }
 
     /// Runs for as long as the machine does; returns only the error that ended it.
@@ -113,7 +115,7 @@ impl Server {
 
     fn obey(&mut self, request: Request) {
         match request {
-            Request::Start { argv, env } => self.start(&argv, env),
+            Request::Start { argv, env, cwd } => self.start(&argv, env, cwd),
             Request::Identity(identity) => {
                 let generation = identity.generation.clone();
                 let report = match self.persona.assume(identity, &mut self.group, &mut self.marks) {
@@ -162,15 +164,16 @@ impl Server {
         self.execs.ended().tell(self.persona.generation(), &mut self.port);
     }
 
-    fn start(&mut self, argv: &[String], env: Env) {
+    fn start(&mut self, argv: &[String], env: Env, cwd: String) {
         if std::mem::replace(&mut self.started, true) {
             return self.port.send(&Report::StartFailed { message: "started already".to_owned() });
         }
         self.persona.set_template(env);
+        self.folder = cwd;
         if argv.is_empty() {
             return self.port.send(&Report::Started { pid: None });
         }
-        match Workload::start(argv, &self.persona.environment(&Env::new()), self.group.directory()) {
+        match Workload::start(argv, &self.persona.environment(&Env::new()), &self.folder, self.group.directory()) {
             Ok(workload) => self.workload = Some(workload),
             Err(refused) => self.port.send(&Report::StartFailed { message: refused.message }),
         }
@@ -187,7 +190,8 @@ impl Server {
         }
     }
 
-    fn exec(&mut self, request: ExecRequest) {
+    fn exec(&mut self, mut request: ExecRequest) {
+        request.cwd.get_or_insert_with(|| self.folder.clone());
         let (generation, id) = (request.generation.clone(), request.id.clone());
         let outcome = if generation == self.persona.generation() {
             let env = self.persona.environment(&request.env);

@@ -29,11 +29,11 @@ pub enum Start {
 }
 
 impl Workload {
-    pub fn start(argv: &[String], env: &Env, group: BorrowedFd<'_>) -> Result<Self, Refused> {
+    pub fn start(argv: &[String], env: &Env, folder: &str, group: BorrowedFd<'_>) -> Result<Self, Refused> {
         let failed = |error: io::Error| {
             Refused::new(crate::frames::Refusal::Internal, format!("no streams can be made: {error}"))
         };
-        let mut program = Program::new(argv, env, None)?;
+        let mut program = Program::new(argv, env, Some(folder))?;
         let stdin = File::open("/dev/null").map_err(failed)?;
         let (output, writer) = sys::pipe().map_err(failed)?;
         let (stdin, output_end) = (stdin.as_fd(), writer.as_fd());

@@ -1,0 +1,249 @@
+"""Images of registries, by reference: asked for anew each time, pulled once, kept as long as there is room.
+
+That the registry shows an image's manifest to a template's own login is what lets that template have it, also
+where the node has it already for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from forktree_agent.images.credentials import Login
+from forktree_agent.images.documents import Descriptor, read_manifest, read_runtime
+from forktree_agent.images.errors import ImageError, RegistryUnwell
+from forktree_agent.images.reaching import Rule
+from forktree_agent.images.references import NamedRegistry, parse_reference
+from forktree_agent.images.registry import FoundManifest, Registries, Repository
+from forktree_agent.images.store import FreeImage, ImageStore, KeptImage, Workplace
+from forktree_agent.images.unpacker import UnpackLimits, unpack
+
+log = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 20
+_LAYERS_AT_ONCE = 3
+_PULLS_AT_ONCE = 4
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """What images of registries an agent takes, and where it keeps them."""
+
+    folder: Path
+    """On a disk. Nobody else's."""
+    space_bytes: int
+    """What all images there may take, with what is being pulled."""
+    unpack_uid: int
+    """Of the process that reads archives, and nobody else's on the node."""
+    named: tuple[NamedRegistry, ...] = ()
+    """Registries that may be anywhere."""
+    only_named: bool = False
+    """Take images from no others."""
+    retry_seconds: tuple[float, ...] = (1.0, 3.0, 9.0)
+    """Before each further try of what may pass."""
+
+
+@dataclass(slots=True)
+class _Pull:
+    """One image on its way, and how many wait for it."""
+
+    task: asyncio.Task[KeptImage | ImageError]
+    waiting: int = 0
+
+
+class Images:
+    """What control asks for images. Leaving `running` ends every pull."""
+
+    def __init__(
+        self, settings: ImageSettings, registries: Registries, store: ImageStore, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._registries = registries
+        self._store = store
+        self._retry_seconds = settings.retry_seconds
+        self._limits = UnpackLimits(uid=settings.unpack_uid, unpacked_bytes=settings.space_bytes)
+        self._tasks = tasks
+        self._pulls: dict[str, _Pull] = {}
+        self._room = asyncio.Semaphore(_PULLS_AT_ONCE)
+        # One process at a time: what it may take is then what all may, and nobody else has its user id.
+        self._unpacking = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, settings: ImageSettings, *, user_agent: str, free_image: FreeImage
+    ) -> AsyncGenerator[Self]:
+        """Raises `ImageFolderUnusable`. `free_image` is asked before an image is given up."""
+        rule = Rule(settings.named, only_named=settings.only_named)
+        with ImageStore.opened(settings.folder, settings.space_bytes, free_image) as store:
+            async with (
+                Registries.running(rule, user_agent=user_agent) as registries,
+                asyncio.TaskGroup() as tasks,
+            ):
+                images = cls(settings, registries, store, tasks)
+                try:
+                    yield images
+                finally:
+                    for pull in images._pulls.values():
+                        pull.task.cancel()
+
+    @asynccontextmanager
+    async def image(
+        self, reference: str, login: Login | None, *, deadline: float
+    ) -> AsyncGenerator[KeptImage]:
+        """The image of `reference` for linux/amd64. It stays on the node as long as this is held.
+
+        Raises `ImageError`: a failure that may pass was tried again before, and so often.
+        """
+        try:
+            repository = self._registries.of(parse_reference(reference), login)
+            async with asyncio.timeout_at(deadline):
+                manifest = await self._tried_again(repository.manifest)
+        except TimeoutError as err:
+            raise RegistryUnwell(f"{reference} was not found in time") from err
+        digest = manifest.digest.removeprefix("sha256:")
+        with self._store.pinned(digest):
+            yield self._store.get(digest) or await self._pulled(repository, manifest, deadline=deadline)
+
+    async def _pulled(self, repository: Repository, manifest: FoundManifest, *, deadline: float) -> KeptImage:
+        """Take part in the pull of a manifest, or begin it. It ends when nobody waits for it any more."""
+        pull = self._pulls.get(manifest.digest)
+        if pull is None:
+            pull = _Pull(
+                self._tasks.create_task(
+                    self._pull(repository, manifest, deadline), name=f"pull-{manifest.digest}"
+                )
+            )
+            self._pulls[manifest.digest] = pull
+        pull.waiting += 1
+        try:
+            outcome = await asyncio.shield(pull.task)
+        finally:
+            pull.waiting -= 1
+            if not pull.waiting:
+                pull.task.cancel()
+                if self._pulls.get(manifest.digest) is pull:
+                    del self._pulls[manifest.digest]
+        if isinstance(outcome, ImageError):
+            raise outcome
+        return outcome
+
+    async def _pull(
+        self, repository: Repository, manifest: FoundManifest, deadline: float
+    ) -> KeptImage | ImageError:
+        try:
+            async with asyncio.timeout_at(deadline), self._room, self._store.working() as workplace:
+                return await self._make(repository, manifest, workplace, deadline)
+        except ImageError as err:
+            return err
+        except TimeoutError:
+            return RegistryUnwell("the image was not pulled and unpacked in time")
+        except OSError as err:
+            return RegistryUnwell(f"the image cannot be kept on this node: {err.strerror}")
+
+    async def _make(
+        self, repository: Repository, manifest: FoundManifest, workplace: Workplace, deadline: float
+    ) -> KeptImage:
+        document = read_manifest(manifest.body)
+        config = document.config
+        runtime = read_runtime(await self._tried_again(lambda: repository.small_blob(config)))
+        layers = {each.digest: each for each in document.layers}
+        await workplace.reserve(sum(each.size for each in layers.values()))
+        at_once = asyncio.Semaphore(_LAYERS_AT_ONCE)
+
+        async def fetch(layer: Descriptor) -> None:
+            async with at_once:
+                await self._tried_again(lambda: _fetch(repository, layer, _file(workplace, layer)))
+
+        await _all(fetch(each) for each in layers.values())
+        made = workplace.folder / "root.erofs"
+        async with self._unpacking:
+            await self._unpack(
+                [_file(workplace, each) for each in document.layers], made, runtime.working_folder, workplace,
+                deadline=deadline,
+            )  # fmt: skip
+        digest = manifest.digest.removeprefix("sha256:")
+        image = self._store.add(digest, made, runtime)
+        log.info("image_pulled digest=%s bytes=%d", digest, image.bytes)
+        return image
+
+    async def _unpack(
+        self, layers: list[Path], made: Path, working_folder: str, workplace: Workplace, *, deadline: float
+    ) -> None:
+        descriptors: list[int] = []
+        try:
+            descriptors.extend(os.open(each, os.O_RDONLY | os.O_CLOEXEC) for each in layers)
+            # A machine's QEMU, which is another user, opens it anew by its descriptor.
+            descriptors.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            await unpack(
+                descriptors[:-1],
+                descriptors[-1],
+                working_folder=working_folder,
+                limits=self._limits,
+                make_room=workplace.reserve,
+                deadline=deadline,
+            )
+        finally:
+            for each in descriptors:
+                os.close(each)
+
+    async def _tried_again(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        """What `call` gives, at the first try that does not end in what may pass."""
+        for seconds in self._retry_seconds:
+            try:
+                return await call()
+            except RegistryUnwell as err:
+                log.info("pull_retried after_seconds=%g error=%r", seconds, err.message)
+            await asyncio.sleep(seconds)
+        return await call()
+
+
+async def _fetch(repository: Repository, blob: Descriptor, path: Path) -> None:
+    """A blob into a file, which is the blob only if this returns. Raises `ImageError`, `OSError`."""
+    with path.open("wb", buffering=0) as file:
+        batch = bytearray()
+        async with aclosing(repository.blob(blob)) as pieces:
+            async for piece in pieces:
+                batch += piece
+                if len(batch) >= _PIECE_BYTES:
+                    await _written(file, bytes(batch))
+                    batch.clear()
+        await _written(file, bytes(batch))
+
+
+async def _written(file: io.FileIO, data: bytes) -> None:
+    """Away from the loop, as a disk may be busy. Nothing is written any more once this is left."""
+    writing = asyncio.ensure_future(asyncio.to_thread(_write_all, file, data))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait([writing])
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
+    """Everything, or the first failure once the rest is cancelled."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number, each in enumerate(work):
+                tasks.create_task(each, name=f"layer-{number}")
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+def _file(workplace: Workplace, blob: Descriptor) -> Path:
+    return workplace.folder / blob.digest.removeprefix("sha256:")
