@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         image_directory=options.image_dir,
         image_space_bytes=options.image_space,
         registries=tuple(options.registry),
+        registry_authorities=options.registry_ca,
         only_named_registries=options.only_named_registries,
         accelerator=options.accelerator,
         write_tracking=options.write_tracking,
@@ -151,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="HOST[:PORT][=http]",
         help="that may be at any address, not only at a public one, with =http without TLS; may be repeated",
+    )
+    add(
+        "--registry-ca", type=Path, help="in PEM: who may sign certificates of registries, beside public ones"
     )
     add("--only-named-registries", action="store_true", help="take images from no others than these")
     add("--accelerator", choices=["auto", "kvm", "tcg"], default=Settings.accelerator)

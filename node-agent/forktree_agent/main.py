@@ -40,6 +40,7 @@ from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Door, Listener, serving
 from forktree_agent.images.pulling import Images, ImageSettings
+from forktree_agent.images.registry import BadAuthorities
 from forktree_agent.images.store import ImageFolderUnusable
 from forktree_agent.journal import Journal
 from forktree_agent.keeper_client import Keeper, KeeperError, KeeperGone, StaleEpoch
@@ -62,7 +63,16 @@ class CannotStart(Exception):
     """The agent cannot do its work here, and one sentence says why."""
 
 
-EXPECTED = (CannotStart, AccessError, ForktreeError, ImageFolderUnusable, KeeperError, KeeperGone, StaleEpoch)
+EXPECTED = (
+    CannotStart,
+    AccessError,
+    ForktreeError,
+    ImageFolderUnusable,
+    BadAuthorities,
+    KeeperError,
+    KeeperGone,
+    StaleEpoch,
+)
 """What ends an agent without being its defect: said in a line, not as a traceback."""
 
 
@@ -225,6 +235,7 @@ async def _images(settings: Settings, engine: Engine) -> AsyncGenerator[Images |
         unpack_uid=settings.uid_base + MACHINE_UIDS,
         named=settings.registries,
         only_named=settings.only_named_registries,
+        authorities=settings.registry_authorities,
     )
     user_agent = f"forktree-agent/{version('forktree')}"
     async with Images.running(what, user_agent=user_agent, free_image=engine.free_image) as images:

@@ -50,6 +50,8 @@ class Settings:
     """What they may take there together. The images that were used longest ago go first."""
     registries: tuple[NamedRegistry, ...] = ()
     """Registries that may be at any address. Others are asked over HTTPS at public addresses alone."""
+    registry_authorities: Path | None = None
+    """In PEM: who may sign certificates of registries, beside the public ones."""
     only_named_registries: bool = False
     """Take images from no others."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"

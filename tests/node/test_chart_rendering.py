@@ -120,6 +120,40 @@ async def test_only_agents_and_keepers_are_privileged_and_keepers_have_no_token(
     assert container(made["Deployment", "forktree-operator"])["securityContext"]["runAsNonRoot"] is True
 
 
+async def test_images_of_registries_are_kept_on_a_disk_of_the_node_where_that_is_wanted(helm: Helm) -> None:
+    made = await rendered(
+        helm,
+        node={
+            "imageDirectory": "/srv/images",
+            "imageSpace": "5Gi",
+            "registries": ["registry.internal:5000=http", "[fd00::1]:5000"],
+            "registryAuthorities": "authorities",
+            "onlyNamedRegistries": True,
+        },
+    )
+    agent = made["DaemonSet", "forktree-agent"]
+    wanted = {
+        "--image-dir=/srv/images",
+        "--image-space=5Gi",
+        "--registry=registry.internal:5000=http",
+        "--registry=[fd00::1]:5000",
+        "--registry-ca=/etc/forktree/registries/ca.crt",
+        "--only-named-registries",
+    }
+    assert wanted <= set(container(agent)["args"])
+    assert {"name": "images", "mountPath": "/srv/images"} in container(agent)["volumeMounts"]
+    authorities = {"name": "registries", "configMap": {"name": "authorities"}}
+    assert authorities in agent["spec"]["template"]["spec"]["volumes"]
+    cleared = made["DaemonSet", "forktree-clear"]["spec"]["template"]["spec"]
+    for spec in (agent["spec"]["template"]["spec"], cleared):
+        volume = {"name": "images", "hostPath": {"path": "/srv/images", "type": "DirectoryOrCreate"}}
+        assert volume in spec["volumes"]
+    assert "--image-dir=/srv/images" in cleared["initContainers"][0]["args"]
+    without = container((await rendered(helm, node={"imageDirectory": ""}))["DaemonSet", "forktree-agent"])
+    assert not [each for each in without["args"] if "image" in each]
+    assert "images" not in [each["name"] for each in without["volumeMounts"]]
+
+
 async def test_an_agent_can_be_reached_at_its_node_or_at_its_pod(helm: Helm) -> None:
     for host_port, field in ((True, "status.hostIP"), (False, "status.podIP")):
         made = await rendered(helm, agent={"hostPort": host_port})
@@ -182,7 +216,12 @@ async def test_namespaces_have_sockets_on_the_nodes(helm: Helm) -> None:
     agent = made["DaemonSet", "forktree-agent"]
     assert {f"--serve-namespace={name}={path}" for name, path in paths.items()} <= set(arguments(agent))
     # The state directory is there already, and a folder of two sockets once.
-    assert sorted(mounts(agent).values()) == ["/run/forktree", "/tmp", "/var/lib/forks"]
+    assert sorted(mounts(agent).values()) == [
+        "/run/forktree",
+        "/tmp",
+        "/var/lib/forks",
+        "/var/lib/forktree/images",
+    ]
     assert volume(agent, "sockets-0")["hostPath"]["path"] == "/var/lib/forks"
 
 
@@ -320,6 +359,8 @@ async def test_no_session_reaches_the_outside_unless_a_value_says_so(helm: Helm)
         ({"node": {"cgroup": "../kubepods"}}, "cgroup"),
         ({"node": {"stateDirectory": "run"}}, "stateDirectory"),
         ({"agent": {"port": 70000}}, "port"),
+        ({"node": {"imageDirectory": "/"}}, "imageDirectory"),
+        ({"node": {"registries": ["https://registry.example.com"]}}, "registries"),
         ({"operator": {"replicas": 0}}, "replicas"),
         ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"logFormat": "xml"}, "logFormat"),

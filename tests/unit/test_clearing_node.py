@@ -32,6 +32,14 @@ async def test_a_folder_that_nobody_holds_is_emptied_and_stays(tmp_path: Path) -
     await clear_node(tmp_path, deadline=soon(10))
 
 
+async def test_images_of_registries_go_with_it(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    (images / "partial").mkdir(parents=True)
+    (images / "image.erofs").touch()
+    await clear_node(state(tmp_path / "state"), images, deadline=soon(10))
+    assert list(images.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["keeper.lock", "agent.lock"])
 async def test_a_folder_in_use_is_left_alone(name: str, tmp_path: Path) -> None:
     state(tmp_path)

@@ -49,6 +49,8 @@ class ImageSettings:
     """Registries that may be anywhere."""
     only_named: bool = False
     """Take images from no others."""
+    authorities: Path | None = None
+    """In PEM: who may sign certificates of registries, beside the public ones."""
     retry_seconds: tuple[float, ...] = (1.0, 3.0, 9.0)
     """Before each further try of what may pass."""
 
@@ -82,11 +84,16 @@ class Images:
     async def running(
         cls, settings: ImageSettings, *, user_agent: str, free_image: FreeImage
     ) -> AsyncGenerator[Self]:
-        """Raises `ImageFolderUnusable`. `free_image` is asked before an image is given up."""
+        """Raises `ImageFolderUnusable`, and `BadAuthorities` where that file cannot be read.
+
+        `free_image` is asked before an image is given up.
+        """
         rule = Rule(settings.named, only_named=settings.only_named)
         with ImageStore.opened(settings.folder, settings.space_bytes, free_image) as store:
             async with (
-                Registries.running(rule, user_agent=user_agent) as registries,
+                Registries.running(
+                    rule, user_agent=user_agent, authorities=settings.authorities
+                ) as registries,
                 asyncio.TaskGroup() as tasks,
             ):
                 images = cls(settings, registries, store, tasks)

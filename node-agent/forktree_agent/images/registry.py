@@ -10,14 +10,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import Self
 from urllib.parse import urljoin
 
 import aiohttp
+import certifi
 import msgspec
 from yarl import URL
 
@@ -52,6 +55,10 @@ _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 _PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT})
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+
+
+class BadAuthorities(Exception):
+    """Nobody could be trusted by that file, and one sentence says why."""
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -93,9 +100,19 @@ class Registries:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, rule: Rule, *, user_agent: str) -> AsyncGenerator[Self]:
+    async def running(
+        cls, rule: Rule, *, user_agent: str, authorities: Path | None = None
+    ) -> AsyncGenerator[Self]:
+        """`authorities`, in PEM, are trusted beside the public ones. Raises `BadAuthorities`."""
+        trusted = ssl.create_default_context()
+        trusted.load_verify_locations(certifi.where())  # A container need not have the system's.
+        if authorities is not None:
+            try:
+                trusted.load_verify_locations(authorities)
+            except OSError as err:  # `ssl.SSLError` is one.
+                raise BadAuthorities(f"{authorities} has no certificates in PEM: {err}") from err
         connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(rule), use_dns_cache=False, limit=_CONNECTIONS
+            resolver=GuardedResolver(rule), use_dns_cache=False, limit=_CONNECTIONS, ssl=trusted
         )
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         async with aiohttp.ClientSession(

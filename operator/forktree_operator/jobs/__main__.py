@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--kubeconfig", type=Path, help="default: the service account of the pod")
     parser.add_argument("--namespace", default="", help="of the agents; for `try`, of what it makes")
     parser.add_argument("--state-dir", type=Path, help="for `clear-node`")
+    parser.add_argument("--image-dir", type=Path, help="for `clear-node`: where it kept images of registries")
     parser.add_argument("--image", default="builtin:tiny", help="for `try` (%(default)s)")
     parser.add_argument("--timeout-seconds", type=float, default=240.0, help="for all of it (%(default)g)")
     options = parser.parse_args()
@@ -43,7 +44,7 @@ def main() -> int:
 async def _run(options: argparse.Namespace) -> None:
     deadline = asyncio.get_running_loop().time() + options.timeout_seconds
     if options.job == "clear-node":
-        await clearing_node.clear_node(options.state_dir, deadline=deadline)
+        await clearing_node.clear_node(options.state_dir, options.image_dir, deadline=deadline)
         return
     access = await asyncio.to_thread(ClusterAccess.discovered, options.kubeconfig)  # Reads some files.
     async with KubeClient.connected(access, user_agent=f"forktree-{options.job}") as client:

@@ -16,15 +16,16 @@ _LOCKS = ("keeper.lock", "agent.lock")
 """Each is held for as long as its process lives."""
 
 
-async def clear_node(state_directory: Path, *, deadline: float) -> None:
-    """Returns when the folder is empty. Raises `NotInTime` while somebody still holds it."""
+async def clear_node(state_directory: Path, image_directory: Path | None = None, *, deadline: float) -> None:
+    """Returns when the folders are empty. Raises `NotInTime` while somebody still holds them."""
 
     async def held() -> str:
         return ", ".join(name for name in _LOCKS if not _is_free(state_directory / name))
 
     await until(held, "keeper and agent to let go of the node's state", deadline=deadline)
-    await asyncio.to_thread(_empty, state_directory)
-    say(f"{state_directory} is empty")
+    for folder in (state_directory, *([image_directory] if image_directory is not None else [])):
+        await asyncio.to_thread(_empty, folder)
+        say(f"{folder} is empty")
 
 
 def _empty(folder: Path) -> None:
