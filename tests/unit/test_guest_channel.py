@@ -283,7 +283,7 @@ async def test_an_identity_that_was_not_taken_on_is_an_error(ends: tuple[GuestCh
 async def test_the_workload_is_started_or_refused(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
     task = asyncio.create_task(channel.start_workload(("srv",), {"A": "1"}, deadline=soon()), name="start")
-    assert await peer.request() == {"type": "start", "argv": ["srv"], "env": {"A": "1"}}
+    assert await peer.request() == {"type": "start", "argv": ["srv"], "env": {"A": "1"}, "cwd": "/"}
     await peer.send(
         {"type": "started", "pid": 7},
         {"type": "workload_exit", "generation": UNIDENTIFIED, "code": 1, "signal": None},

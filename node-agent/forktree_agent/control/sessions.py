@@ -62,6 +62,7 @@ from forktree_agent.engine.contract import (
     TreeId,
     TreeLimits,
 )
+from forktree_agent.images.errors import ImageError
 from forktree_agent.journal import JournalError
 
 log = logging.getLogger(__name__)
@@ -221,7 +222,7 @@ class Sessions:
             except AtCapacity as err:
                 self._world.metrics.had_no_room(Road.ROOT)
                 return await self._put_off(session, err)
-            except (EngineError, TemplateNotFound, SecretUnreadable) as err:
+            except (EngineError, ImageError, TemplateNotFound, SecretUnreadable) as err:
                 return await self._fail(session, err.reason, err.message)
             if started_from is None:
                 return 0.0

@@ -20,6 +20,8 @@ _OCI = (
     f"oci:[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(:[0-9]{{1,5}})?/{_PART}(/{_PART})*"
     "(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
+IMAGE_PATTERNS: Final = (_BUILTIN, _OCI)
+"""As the API server matches them, each from end to end."""
 
 MEMORY_MIN: Final = "128Mi"
 MEMORY_MAX: Final = "64Gi"
@@ -265,9 +267,9 @@ class SessionTemplateSpec(ApiModel):
         max_length=512,
         json_schema_extra=cel(
             (
-                f"self.matches('^{_BUILTIN}$') || self.matches('^{_OCI}$')",
-                "image must be builtin:NAME, an image that the nodes have, like builtin:python, or"
-                " oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST], one of a registry, like"
+                " || ".join(f"self.matches('^{each}$')" for each in IMAGE_PATTERNS),
+                "image must be builtin:NAME or oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST]: name an"
+                " image that the nodes have, like builtin:python, or one of a registry, like"
                 " oci:registry.example.com/team/app:1.2",
             )
         ),

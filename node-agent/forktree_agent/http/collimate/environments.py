@@ -167,11 +167,11 @@ def _spec(wanted: MakeTemplate, standby: int) -> SessionTemplateSpec:
             "machines have no network yet: leave `ready.network` and `ready.ports` out, and drive what runs"
             " inside by commands",
         )
-    if not wanted.image.startswith("builtin:"):
+    if not wanted.image.startswith(("builtin:", "oci:")):
         raise Refusal(
             Code.BAD_REQUEST,
-            "`image` must be one that the nodes have, like builtin:python: images of registries cannot be"
-            " taken yet",
+            "`image` must be one that the nodes have, like builtin:python, or one of a registry, like"
+            " oci:registry.example.com/team/app:1.2",
         )
     try:
         return SessionTemplateSpec(

@@ -357,7 +357,11 @@ mod tests {
     #[test]
     fn requests_are_read_as_the_host_writes_them() {
         let expected = vec![
-            Request::Start { argv: strings(&["/bin/server", "--flag"]), env: env(&[("LEVEL", "3")]), cwd: "/app".to_owned() },
+            Request::Start {
+                argv: strings(&["/bin/server", "--flag"]),
+                env: env(&[("LEVEL", "3")]),
+                cwd: "/app".to_owned(),
+            },
             Request::Start { argv: vec![], env: Env::new(), cwd: "/".to_owned() },
             Request::Identity(Identity {
                 generation: GENERATION.to_owned(),

@@ -42,7 +42,18 @@ pub struct Server {
 impl Server {
     pub fn new(port: Port, signals: OwnedFd, group: WorkloadGroup, marks: Marks, one_cpu: bool) -> Self {
         let (persona, execs, gets) = (Persona::new(one_cpu), Execs::default(), Gets::default());
-        Self { port, signals, group, marks, persona, execs, gets, workload: None, folder: "/".to_owned(), started: false }
+        Self {
+            port,
+            signals,
+            group,
+            marks,
+            persona,
+            execs,
+            gets,
+            workload: None,
+            folder: "/".to_owned(),
+            started: false,
+        }
     }
 
     /// Runs for as long as the machine does; returns only the error that ended it.
