@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from forktree_agent.http.certificates import self_signed
 from forktree_agent.images.credentials import Login
 from forktree_agent.images.errors import (
     ImageError,
@@ -30,6 +31,7 @@ from forktree_agent.images.errors import (
 )
 from forktree_agent.images.pulling import Images, ImageSettings
 from forktree_agent.images.references import parse_named_registry
+from forktree_agent.images.registry import BadAuthorities
 from forktree_agent.images.store import ImageFolderUnusable, KeptImage
 from unit.image_registry import INDEX, Entry, Registry, basic, fault, zipped
 
@@ -213,6 +215,22 @@ async def test_a_redirect_is_followed_and_takes_no_login_along(stand: Stand) -> 
 async def test_redirects_have_an_end(stand: Stand) -> None:
     stand.registry.answer = lambda request: web.Response(status=302, headers={"Location": request.path})
     assert "redirects more than 5 times" in await stand.fails(ImagePullFailed)
+
+
+async def test_a_registry_is_believed_by_its_certificate_alone(tmp_path: Path) -> None:
+    certificates = tmp_path / "tls"
+    identity = self_signed(certificates, ["127.0.0.1"])
+    async with Registry.running(tls=identity.context) as registry:
+        registry.add_image(one_file())
+        named = (parse_named_registry(registry.host),)
+        async with pulling(tmp_path / "images", registry, named=named) as stand:
+            assert "does not prove who it is" in await stand.fails(ImagePullFailed)
+        trusting = {"named": named, "authorities": certificates / "ca.crt"}
+        async with pulling(tmp_path / "images", registry, **trusting) as stand:
+            assert (await stand.pull()).bytes > 0
+        with pytest.raises(BadAuthorities, match="has no certificates in PEM"):
+            async with pulling(tmp_path / "images", registry, authorities=certificates / "ca.key"):
+                pass
 
 
 Misbehaviour = Callable[[web.Request], Any]
@@ -412,6 +430,7 @@ import asyncio, sys
 from pathlib import Path
 from forktree_agent.images.pulling import Images, ImageSettings
 from forktree_agent.images.references import parse_named_registry
+from forktree_agent.images.registry import BadAuthorities
 
 async def pull(folder, host):
     async def free_image(_):

@@ -386,6 +386,13 @@ async def test_a_secret_is_named_only_by_who_may_read_it(accounts: Accounts) -> 
     for each in (session, fork):  # It may create both everywhere, and read Secrets nowhere.
         with pytest.raises(errors.Forbidden, match="may be used only by who may get the Secrets"):
             await accounts.agent.create(each)
+    pulls = SessionTemplate(
+        metadata=ObjectMeta(name="pulls", namespace=accounts.namespace),
+        spec=SessionTemplateSpec(image="oci:registry.example.com/app", image_pull_secret="login"),
+    )
+    with pytest.raises(errors.Forbidden, match="imagePullSecret may be used only by who may get the Secrets"):
+        await accounts.agent.create(pulls)
+    await accounts.user.create(pulls)
 
 
 async def test_agents_write_no_leases_but_heartbeats(accounts: Accounts) -> None:

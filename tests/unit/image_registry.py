@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import ssl
 import tarfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -130,13 +131,13 @@ class Registry:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, port: int = 0) -> AsyncGenerator[Self]:
+    async def running(cls, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Self]:
         registry = cls()
         application = web.Application()
         application.router.add_get("/{path:.*}", registry._serve)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
         await site.start()
         assert runner.addresses
         registry.port = runner.addresses[0][1]

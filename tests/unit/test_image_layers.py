@@ -17,8 +17,14 @@ from unit.image_registry import Entry, archive, folder, hard_link, link
 NAMES = some.sampled_from(
     ["a", "b", "a/b", "a/b/c", "b/a", "../a", "/b", ".wh.a", "a/.wh.b", "a/.wh..wh..opq", "."]
 )
+
+
+def of_size(name: str, size: int) -> Entry:
+    return Entry(name=name, content=bytes(size))
+
+
 ENTRIES = some.one_of(
-    some.builds(lambda name, size: Entry(name=name, content=bytes(size)), NAMES, some.integers(0, 9000)),
+    some.builds(of_size, NAMES, some.integers(0, 9000)),
     some.builds(folder, NAMES, some.integers(0, 0o7777)),
     some.builds(link, NAMES, some.sampled_from(["a", "/", "..", "a/b", "/b/a", "../../b"])),
     some.builds(hard_link, NAMES, NAMES),

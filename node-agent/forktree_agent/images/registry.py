@@ -50,7 +50,8 @@ SILENCE_SECONDS = 60.0
 _REDIRECTS = 5
 _ERROR_BYTES = 16 << 10
 _TOKEN_BYTES = 64 << 10
-_CONNECTIONS = 16
+_CONNECTIONS, _CONNECTIONS_TO_ONE = 256, 8
+"""So that a registry that holds all of its own keeps nobody from another."""
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 _PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT})
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
@@ -112,7 +113,11 @@ class Registries:
             except OSError as err:  # `ssl.SSLError` is one.
                 raise BadAuthorities(f"{authorities} has no certificates in PEM: {err}") from err
         connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(rule), use_dns_cache=False, limit=_CONNECTIONS, ssl=trusted
+            resolver=GuardedResolver(rule),
+            use_dns_cache=False,
+            limit=_CONNECTIONS,
+            limit_per_host=_CONNECTIONS_TO_ONE,
+            ssl=trusted,
         )
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         async with aiohttp.ClientSession(
