@@ -246,8 +246,9 @@ def _unchanged(*names: str) -> str:
 
 
 _FIXED = (
-    "image", "imagePullSecret", "machine", "command", "env", "ports", "readinessProbe", "hooks", "treeLimits",
-)  # fmt: skip
+    *("image", "imagePullSecret", "machine", "network", "command", "env", "ports"),
+    *("readinessProbe", "hooks", "treeLimits"),
+)
 
 
 class SessionTemplateSpec(ApiModel):
