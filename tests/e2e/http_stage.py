@@ -41,6 +41,7 @@ from forktree_agent.engine.contract import (
     Owner,
     TreeId,
 )
+from forktree_agent.http.holding import HELD_BYTES
 from forktree_agent.http.proxying import Proxy
 from forktree_agent.http.routes import Api
 from forktree_agent.http.server import Listener, serving
@@ -301,7 +302,9 @@ def rights(namespace: str, account: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def staged(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncGenerator[Stage]:
+async def staged(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, *, held_bytes: int = HELD_BYTES
+) -> AsyncGenerator[Stage]:
     """The server, and a user of `namespace` who may do all that it offers."""
     kubectl = control_plane.kubectl
     await provisioning.create_node(kubectl, NODE)
@@ -318,7 +321,11 @@ async def staged(control_plane: ControlPlane, namespace: str, tmp_path: Path) ->
     known = Known(sessions=sessions, templates=Store(), records=records, newborns=Newborns())
     facade = Facade(NODE, cast("Engine", engine), known, ByObject(), activity=activity, branches=branches)
     listener = Listener(
-        host="127.0.0.1", port=0, names=("127.0.0.1", "localhost"), tls_directory=tmp_path / "tls"
+        host="127.0.0.1",
+        port=0,
+        names=("127.0.0.1", "localhost"),
+        tls_directory=tmp_path / "tls",
+        held_bytes=held_bytes,
     )
     async with (
         KubeClient.connected(ClusterAccess.from_kubeconfig(control_plane.kubeconfig)) as admin,

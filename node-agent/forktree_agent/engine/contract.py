@@ -34,6 +34,14 @@ class TerminalSize:
     cols: int
 
 
+class Room(Protocol):
+    """Where output of a command may be kept."""
+
+    def claim(self, count: int) -> int:
+        """How much of `count` bytes may be kept more than before. Whoever gave the room gives it back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command in the guest, given to execve as it is: no shell, no expansion."""
@@ -57,6 +65,8 @@ class Command:
     """Guest seconds until the process group is killed."""
     output_limit_bytes: int = 16 << 20
     """What goes beyond is read and dropped, and `truncated` says so. Only for `exec`."""
+    room: Room | None = None
+    """A limit that it shares with others: from where this has no more on, output is dropped likewise."""
     keep_end: bool = False
     """Keep the end of each stream, up to the limit, in place of the beginning of both."""
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from forktree.wire import MAX_BODY_BYTES, Answer, ErrorBody, Request
 from forktree_agent.http.errors import Code, Refusal, shown
+from forktree_agent.http.requests import BODY_HELD, HELD
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -24,6 +25,9 @@ BODY_SECONDS = 15.0
 _PLAIN = ("", "identity")
 _ENCODINGS = (*_PLAIN, "gzip", "deflate")
 """Others need libraries that a node may not have."""
+
+_COPIES = 3
+"""Of a body are held while its request is answered: as it came, decoded, and on its way to a guest."""
 
 PIECE_BYTES = 1 << 16
 """Longer answers are sent in pieces of about this size, each when there is room for it."""
@@ -43,6 +47,11 @@ async def raw(request: web.Request) -> bytes:
     if encoding not in _ENCODINGS:
         sentence = "the body's Content-Encoding is not known here: send it plain, or as gzip or deflate"
         raise Refusal(Code.BAD_REQUEST, sentence)
+    if request.can_read_body and BODY_HELD not in request:
+        known = request.content_length if encoding in _PLAIN else None
+        longest = MAX_BODY_BYTES if known is None else min(known, MAX_BODY_BYTES)
+        request[HELD].hold(_COPIES * longest, "a body")
+        request[BODY_HELD] = True
     try:
         async with asyncio.timeout(BODY_SECONDS):
             sent = await request.read()
@@ -143,8 +152,8 @@ def refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> web.R
     return whole(encode(body), refusal.status, headers)
 
 
-def encode(body: BaseModel) -> bytes:
-    return body.model_dump_json(exclude_none=True).encode()
+def encode(body: BaseModel, *, exclude: set[str] | None = None) -> bytes:
+    return body.model_dump_json(exclude_none=True, exclude=exclude).encode()
 
 
 def whole(raw: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -23,6 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from forktree_agent.http.bodies import refused
 from forktree_agent.http.errors import Code, Refusal, place_of
+from forktree_agent.http.requests import HELD
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,11 @@ class _Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPException):  # Raised before any handler: an `Expect` that nobody knows.
             resp = refused(Refusal(Code.BAD_REQUEST, resp.reason or "the request is not valid HTTP"))
         self._answered = request
-        return await super().finish_response(request, resp, start_time)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            if HELD in request:  # What is no HTTP at all never got so far.
+                request[HELD].close()
 
     def handle_error(
         self,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from aiohttp import web
 
 from forktree.models import Session, SessionPhase, SessionState
 from forktree.wire import Exec, ExecFinished
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.objects import ObjectGone
-from forktree_agent.engine.contract import Command, DeadlineExceeded, ExecResult
+from forktree_agent.engine.contract import Command, DeadlineExceeded, ExecResult, Room
+from forktree_agent.http import outputs
 from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.holding import Held
 
 START_SECONDS = 30.0
 """How long a command waits for a session that is still on its way."""
@@ -18,16 +24,57 @@ MARGIN_SECONDS = 30.0
 """Beyond the command's own time: a loaded node is slow to start it, and to carry 16 MiB of output out."""
 
 
+OUTPUT_BYTES = 16 << 20
+"""Of a command, both streams together, in one answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a command ended."""
+
+    id: str
+    result: ExecResult
+    exec_time_ms: float
+
+    @property
+    def output_bytes(self) -> int:
+        return len(self.result.stdout) + len(self.result.stderr)
+
+    def encoded(self) -> Iterator[bytes]:
+        """As `ExecFinished`."""
+        body = ExecFinished(
+            id=self.id,
+            stdout="",
+            stderr="",
+            exit_code=self.result.exit_code,
+            timed_out=self.result.timed_out,
+            truncated=self.result.truncated,
+            exec_time_ms=self.exec_time_ms,
+        )
+        return outputs.encoded(body, {"stdout": (self.result.stdout,), "stderr": (self.result.stderr,)})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        return await outputs.answer(request, self.encoded(), about_bytes=self.output_bytes)
+
+
 async def execute(
-    facade: Facade, session: Session, request: Exec, *, start_by: float, request_id: str
-) -> ExecFinished:
+    facade: Facade,
+    session: Session,
+    request: Exec,
+    *,
+    start_by: float,
+    request_id: str,
+    room: Room,
+    limit_bytes: int = OUTPUT_BYTES,
+) -> Finished:
     """How the command ended. If the caller goes away first, it is killed in the guest.
 
-    `session` is this node's, perhaps still on its way; it must run by `start_by` (loop time). Raises
-    `Refusal`, and what the engine raises.
+    `session` is this node's, perhaps still on its way; it must run by `start_by` (loop time). Its output is
+    kept up to the limit, as far as there is room. Raises `Refusal`, and what the engine raises.
     """
     session = await running(facade, session, start_by)
     command = command_of(facade, session, request, request_id)
+    command = replace(command, room=room, output_limit_bytes=limit_bytes)
     began = asyncio.get_running_loop().time()
     result = await facade.exec(session, command, deadline=began + command.timeout_seconds + MARGIN_SECONDS)
     return _finished(command.id or "", result, began)
@@ -47,12 +94,12 @@ def command_of(facade: Facade, session: Session, request: Exec, request_id: str)
 
 
 async def attach(
-    facade: Facade, session: Session, exec_id: str, *, start_by: float, wait_seconds: float
-) -> ExecFinished:
+    facade: Facade, session: Session, exec_id: str, *, start_by: float, wait_seconds: float, held: Held
+) -> Finished:
     """How a command ended that another call began, or that ran at the session's fork.
 
-    `session` as for `execute`. Raises `Refusal`, `not_ready` while the command runs after `wait_seconds`, and
-    what the engine raises.
+    `session` as for `execute`; `held` counts the output too. Raises `Refusal`, `not_ready` while the command
+    runs after `wait_seconds`, and what the engine raises.
     """
     loop = asyncio.get_running_loop()
     session = await running(facade, session, start_by)
@@ -62,19 +109,13 @@ async def attach(
     except DeadlineExceeded as err:
         sentence = f"command {exec_id} of session {session.metadata.name} still runs"
         raise Refusal(Code.NOT_READY, sentence) from err
+    held.hold(len(result.stdout) + len(result.stderr), f"the output of command {exec_id}")
     return _finished(exec_id, result, began)
 
 
-def _finished(exec_id: str, result: ExecResult, began: float) -> ExecFinished:
-    return ExecFinished(
-        id=exec_id,
-        stdout=result.stdout.decode(errors="replace"),
-        stderr=result.stderr.decode(errors="replace"),
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        truncated=result.truncated,
-        exec_time_ms=round((asyncio.get_running_loop().time() - began) * 1000, 3),
-    )
+def _finished(exec_id: str, result: ExecResult, began: float) -> Finished:
+    took_ms = round((asyncio.get_running_loop().time() - began) * 1000, 3)
+    return Finished(id=exec_id, result=result, exec_time_ms=took_ms)
 
 
 def allowed_seconds(request: Exec, limit: int | None) -> float:

@@ -27,7 +27,7 @@ async def session_object(asked: Asked, session_id: str) -> Session:
     return found
 
 
-async def session_or_answer(asked: Asked, what: str) -> Session | web.Response:
+async def session_or_answer(asked: Asked, what: str) -> Session | web.StreamResponse:
     """The session of the path as the API server has it; or the answer of the only agent that knows it.
 
     `what` follows its name in the path. Raises `Refusal`.

@@ -12,7 +12,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -28,10 +28,11 @@ from forktree.kube.errors import NotFound
 from forktree.models import ForkNode
 from forktree.wire import IDEMPOTENCY_KEY
 from forktree_agent.http import bodies, streaming
+from forktree_agent.http.bodies import PIECE_BYTES
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.pipes import StreamPipe
 from forktree_agent.http.remembering import Remembered
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.requests import HELD, REQUEST_ID
 from forktree_agent.http.sockets import MAX_MESSAGE_BYTES, joined
 from forktree_agent.http.streaming import Pieces
 from forktree_agent.http.trace_context import handed_on
@@ -46,9 +47,6 @@ CONNECT_SECONDS: Final = 5.0
 
 HOP_SECONDS: Final = 5.0
 """Beyond the time that the owner may take: the caller should get its refusal and not ours."""
-
-MAX_ANSWER_BYTES: Final = 100 << 20
-"""16 MiB of output in which every byte has to be escaped, and what stands around it."""
 
 IDLE_SECONDS: Final = 15.0
 """Below the time after which the other side closes a connection that nobody uses."""
@@ -88,7 +86,7 @@ class Told:
 
     status: int
     content: bytes
-    headers: Mapping[str, str]
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +135,8 @@ class Proxy:
         ) as http:
             yield cls(client, node_name, http)
 
-    async def forward(self, request: web.Request, errand: Errand) -> web.Response:
-        """The owner's answer to `request`, as an answer of ours. Raises what `ask` does."""
-        told = await self.ask(request, errand)
-        return bodies.whole(told.content, told.status, told.headers)
-
     async def ask(self, request: web.Request, errand: Errand) -> Told:
-        """The owner's answer, whatever it is. If the caller goes away, the owner hears of it.
+        """The owner's answer, whatever it is; `request` holds it. If the caller goes away, the owner hears.
 
         Raises `Refusal`: `wrong_node` where the owner cannot be found, `upstream_error` where it does not
         answer; it may have begun then. And what `bodies.raw` raises.
@@ -163,7 +156,7 @@ class Proxy:
                     allow_redirects=False,
                 ) as answer,
             ):
-                content = await _bounded(answer, errand)
+                content = await _whole(request, answer, errand)
         except (aiohttp.ClientError, TimeoutError) as err:
             raise _silent(errand, peer, err) from err
         return _told(request, errand, answer, content)
@@ -171,10 +164,10 @@ class Proxy:
     async def relay(
         self, request: web.Request, errand: Errand, *, body: AsyncIterator[bytes] | None = None
     ) -> web.StreamResponse:
-        """The owner's answer, handed on as it comes; `body`: what is sent there, as that comes.
+        """The owner's answer to `request`, handed on as it comes; `body`: what is sent there, as that comes.
 
         The errand's deadline is for the answer's begin. Its end is that of what is asked for: the owner says
-        something every few seconds, or the connection is broken. Raises as `forward` does.
+        something every few seconds, or the connection is broken. Raises as `ask` does.
         """
         peer, headers = await self._way(request, errand)
         sent = await bodies.raw(request) or None if body is None else body
@@ -182,6 +175,7 @@ class Proxy:
             headers["Content-Type"] = "application/octet-stream"
 
         async def pass_on(pieces: Pieces) -> None:
+            await pieces.send(begun)
             while chunk := await _soon(answer.content.readany()):
                 await pieces.send(chunk)
 
@@ -195,19 +189,21 @@ class Proxy:
                     ssl=peer.tls,
                     allow_redirects=False,
                 ) as answer:
-                    if answer.content_type not in STREAMED or answer.status != HTTPStatus.OK:
-                        told = _told(request, errand, answer, await _bounded(answer, errand))
+                    is_stream = answer.content_type in STREAMED and answer.status == HTTPStatus.OK
+                    begun, is_all = (b"", False) if is_stream else await _beginning(answer, errand)
+                    told = _told(request, errand, answer, begun)
+                    if is_all:
                         return bodies.whole(told.content, told.status, told.headers)
                     beginning.reschedule(None)
                     passed = {name: answer.headers[name] for name in _OF_STREAMS if name in answer.headers}
-                    return await streaming.pieces(request, pass_on, passed)
+                    return await streaming.pieces(request, pass_on, passed | told.headers, told.status)
         except (aiohttp.ClientError, TimeoutError) as err:
             raise _silent(errand, peer, err) from err
 
     async def relay_socket(self, request: web.Request, errand: Errand, ours: web.WebSocketResponse) -> None:
         """Join our caller's WebSocket, which is open, and the owner's, until either ends.
 
-        Raises as `forward` does. The errand's deadline is for the owner's to open.
+        Raises as `ask` does. The errand's deadline is for the owner's to open.
         """
         peer, headers = await self._way(request, errand)
         try:
@@ -344,21 +340,35 @@ async def _soon(piece: Awaitable[bytes]) -> bytes:
         raise ConnectionError("the owner's answer broke off") from err
 
 
-async def _bounded(answer: aiohttp.ClientResponse, errand: Errand) -> bytes:
-    """The whole body. What is no answer of this API, or too long for one, is refused."""
+async def _whole(request: web.Request, answer: aiohttp.ClientResponse, errand: Errand) -> bytes:
+    """All of the body, which `request` holds from here on. Raises `Refusal`."""
+    _check(answer, errand)
     chunks: list[bytes] = []
-    size_bytes = 0
     async for chunk in answer.content.iter_any():
-        size_bytes += len(chunk)
-        if size_bytes > MAX_ANSWER_BYTES:
-            break
+        request[HELD].hold(len(chunk), f"an answer of node {errand.node}'s agent that goes on with a piece")
         chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _beginning(answer: aiohttp.ClientResponse, errand: Errand) -> tuple[bytes, bool]:
+    """Of the body, and whether that is all of it. Most bodies are short; nobody holds one that is not."""
+    _check(answer, errand)
+    chunks: list[bytes] = []
+    while sum(map(len, chunks)) <= PIECE_BYTES:
+        chunk = await answer.content.readany()
+        if not chunk:
+            return b"".join(chunks), True
+        chunks.append(chunk)
+    return b"".join(chunks), False
+
+
+def _check(answer: aiohttp.ClientResponse, errand: Errand) -> None:
+    """Raises `Refusal` for what is no answer of this API."""
     is_odd = 300 <= answer.status < 400 or "Content-Encoding" in answer.headers
-    if is_odd or answer.content_type != "application/json" or size_bytes > MAX_ANSWER_BYTES:
+    if is_odd or answer.content_type != "application/json":
         answer.close()
         sentence = f"the agent of node {errand.node}, where {errand.subject} is, gave no answer of this API"
         raise Refusal(Code.UPSTREAM_ERROR, sentence)
-    return b"".join(chunks)
 
 
 def _cause(error: aiohttp.ClientError | TimeoutError) -> str:

@@ -15,15 +15,18 @@ from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.payload import Payload
 
 from forktree.errors import ForktreeError
 from forktree.tracing.spans import Tracer
 from forktree.wire import MAX_BODY_BYTES
+from forktree_agent.commons import Commons
 from forktree_agent.http import certificates
-from forktree_agent.http.bodies import refused
+from forktree_agent.http.bodies import PIECE_BYTES, refused
 from forktree_agent.http.connections import Bounds, Entrance, listening_on
 from forktree_agent.http.errors import Code, Refusal, place_of, refusal_of
-from forktree_agent.http.requests import LAST, LOAD, REQUEST_ID, SEEN, Load
+from forktree_agent.http.holding import HELD_BYTES, Held, Holdings
+from forktree_agent.http.requests import HELD, LAST, LOAD, REQUEST_ID, SEEN, Load
 from forktree_agent.http.routes import Api
 from forktree_agent.http.tracing import following
 
@@ -41,7 +44,7 @@ Answered = Callable[[str, str, int | None, float], None]
 went away."""
 
 REQUESTS_AT_ONCE = 512
-"""Each may hold a body of 1 MiB and an exec's output. Existing clients open some 24 connections each."""
+"""What they hold of our memory is bounded for itself. Existing clients open some 24 connections each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class Listener:
     bound: socket.socket | None = None
     """Listens there already; None: it is made to."""
     bounds: Bounds = field(default_factory=Bounds)
+    held_bytes: int = HELD_BYTES
+    """Of this agent's memory for all requests together, those at its doors included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,18 @@ async def serving(
     """
     identity = await asyncio.to_thread(_identity, listener)  # Key generation and files: some 10 ms.
     listening, ending = listener.bound or await listening_on(listener.host, listener.port), _Ending()
+    holdings = Holdings(memory=Commons(listener.held_bytes), requests=Commons(REQUESTS_AT_ONCE))
     async with AsyncExitStack() as stack:
         entrance = await stack.enter_async_context(
-            _Edge(ending, answered, tracer).around(api.routes(), listening, identity.context, listener.bounds)
+            _Edge(ending, holdings, answered, tracer).around(
+                api.routes(), listening, identity.context, listener.bounds
+            )
         )
         for door in doors:
-            # Each with a bound of its own: a crowd at one does not shut the others.
+            # Each with a bound of its own: a crowd at one does not shut the others. But memory is one.
+            of_it = Holdings(memory=holdings.memory, requests=Commons(REQUESTS_AT_ONCE))
             await stack.enter_async_context(
-                _Edge(ending, answered, tracer).around(door.routes, door.listening, None, door.bounds)
+                _Edge(ending, of_it, answered, tracer).around(door.routes, door.listening, None, door.bounds)
             )
         log.info("http_serving host=%s port=%d", listener.host, entrance.port)
         yield Served(port=entrance.port, authority=identity.authority, ca_bundle=identity.ca_bundle)
@@ -134,7 +143,10 @@ class _Ending:
 class _Edge:
     """Around every request: an id, a bound on how many run, errors put into words, a log line."""
 
-    def __init__(self, ending: _Ending, answered: Answered, tracer: Tracer | None) -> None:
+    def __init__(
+        self, ending: _Ending, holdings: Holdings, answered: Answered, tracer: Tracer | None
+    ) -> None:
+        self._holdings = holdings
         self._answered = answered
         self._outermost = [] if tracer is None else [following(tracer)]
         self._running = 0
@@ -169,11 +181,13 @@ class _Edge:
         began = request[SEEN] = time.monotonic()
         self._running += 1
         request[LOAD] = Load(self._running, REQUESTS_AT_ONCE, self._ending.end_by is not None)
+        request[HELD] = Held(self._holdings)
         status: int | None = None
         try:
-            response = await self._bounded(request, handler)
+            response = _held(request, await self._bounded(request, handler))
             status = response.status
         except asyncio.CancelledError:
+            request[HELD].close()
             log.info(
                 "request_abandoned id=%s method=%s route=%s", request_id, request.method, _route(request)
             )
@@ -206,6 +220,14 @@ class _Edge:
             sentence = f"{REQUESTS_AT_ONCE} requests are being answered already; ask again later"
             raise Refusal(Code.OVERLOADED, sentence)
         return await handler(request)
+
+
+def _held(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """An answer, which lies here until its reader has taken it. Raises `Refusal` where there is no room."""
+    body = response.body if isinstance(response, web.Response) else None
+    if isinstance(body, Payload) and (size := body.size or 0) > PIECE_BYTES:
+        request[HELD].hold(size, "the answer")
+    return response
 
 
 def _error_response(request: web.Request, request_id: str, error: Exception) -> web.Response:

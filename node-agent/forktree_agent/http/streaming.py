@@ -19,7 +19,7 @@ from forktree.wire import Answer
 from forktree.wire_exec import StreamError
 from forktree_agent.http import bodies
 from forktree_agent.http.errors import Refusal, place_of, refusal_of
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.requests import LAST, REQUEST_ID
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ async def pieces(
     # A name may be there several times.
     response = web.StreamResponse(status=status, headers=CIMultiDict(headers))
     response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if LAST in request:
+        response.force_close()
     await response.prepare(request)
     try:
         await tell(Pieces(response))

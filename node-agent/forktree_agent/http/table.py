@@ -21,7 +21,7 @@ from forktree_agent.http import bodies, queries
 from forktree_agent.http.auth import Caller, Gate
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
-from forktree_agent.http.requests import SEEN
+from forktree_agent.http.requests import HELD, SEEN
 from forktree_agent.http.tree_watching import Watchers
 from forktree_agent.http.tunnels import Tunnels
 
@@ -242,7 +242,7 @@ class Asked:
             self.caller, verb, self.namespace, resource=plural, name=name, subresource=subresource
         )
 
-    async def hand_on(self, node: str, path: str, subject: str, *, end_by: float) -> web.Response:
+    async def hand_on(self, node: str, path: str, subject: str, *, end_by: float) -> web.StreamResponse:
         """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself.
 
         `path` goes on from `/v1/`. `subject` is what the request is about, for sentences: `session a`.
@@ -253,7 +253,7 @@ class Asked:
             subject=subject,
             deadline=end_by + HOP_SECONDS,
         )
-        return await self.parts.proxy.forward(self.request, errand)
+        return await self.parts.proxy.relay(self.request, errand)
 
     async def relay(
         self, node: str, what: str, *, begin_by: float, body: AsyncIterator[bytes] | None = None
@@ -279,7 +279,7 @@ class Asked:
             deadline=begin_by + HOP_SECONDS,
         )
 
-    async def session_elsewhere(self, node: str, what: str, *, end_by: float) -> web.Response:
+    async def session_elsewhere(self, node: str, what: str, *, end_by: float) -> web.StreamResponse:
         """`hand_on` for the session that the path names; `what` follows its name."""
         path = f"sessions/{self.session_id}" + (what and f"/{what}")
         return await self.hand_on(node, path, f"session {self.session_id}", end_by=end_by)
@@ -291,6 +291,7 @@ def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web
     async def handler(request: web.Request) -> web.StreamResponse:
         caller = await parts.gate.caller(request.headers.get("Authorization"))
         namespace = _namespace(request, caller)
+        request[HELD].belongs_to(namespace)
         asked = Asked(parts=parts, route=route, request=request, caller=caller, namespace=namespace)
         for right in route.rights:
             await asked.permit(right.verb, right.resource, _named(right, request))

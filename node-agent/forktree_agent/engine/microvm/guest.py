@@ -287,7 +287,9 @@ class GuestChannel:
         exec_id = self.new_id(command)
         limit = READ_FOR_END_BYTES if command.keep_end else command.output_limit_bytes
         end_bytes = command.output_limit_bytes if command.keep_end else None
-        running = GuestExec(generation, limit, self._loop.create_future(), end_bytes=end_bytes)
+        running = GuestExec(
+            generation, limit, self._loop.create_future(), end_bytes=end_bytes, room=command.room
+        )
         try:
             self._running[exec_id] = running
             self.start(exec_id, command, generation, None)

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from forktree_agent.engine.contract import ExecOutcome, ExecResult, ExecState
+from forktree_agent.engine.contract import ExecOutcome, ExecResult, ExecState, Room
 from forktree_agent.engine.microvm import guest_frames as frames
 
 READ_FOR_END_BYTES = 64 << 20
@@ -43,11 +43,14 @@ class GuestExec:
     began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     end_bytes: int | None = None
     """Of each stream its last so many bytes are kept. None: what came first."""
+    room: Room | None = None
+    """None: there is always some."""
+    _result: ExecResult | None = None
 
     def take(self, output: frames.Output) -> int:
         """Keep what there is room for, and return how much that was: a guest that sends more than it was
         asked for does not fill our memory."""
-        kept = output.data[: max(0, self.output_left)]
+        kept = self._fitting(output.data)
         self.truncated |= len(kept) < len(output.data)
         self.output_left -= len(kept)
         stream = self.stdout if output.stream is frames.Stream.STDOUT else self.stderr
@@ -56,6 +59,15 @@ class GuestExec:
             self.truncated = True
             del stream[: len(stream) - self.end_bytes]  # Cheap: a bytearray only moves its beginning.
         return len(kept)
+
+    def _fitting(self, data: bytes) -> bytes:
+        data = data[: max(0, self.output_left)]
+        if self.room is None or not data:
+            return data
+        granted = self.room.claim(len(data))
+        if granted < len(data):
+            self.output_left = granted  # Nothing after a gap is kept either.
+        return data[:granted]
 
     def state(self, exec_id: str) -> ExecState:
         """As long as somebody waits for it, it runs."""
@@ -69,11 +81,15 @@ class GuestExec:
         )
 
     def result(self, ended: frames.Exited) -> ExecResult:
-        return ExecResult(
-            stdout=bytes(self.stdout),
-            stderr=bytes(self.stderr),
-            exit_code=-1 if ended.timed_out else ended.code,
-            timed_out=ended.timed_out,
-            truncated=ended.truncated or self.truncated,
-            end_lost=self.end_bytes is not None and (ended.truncated or self.output_left <= 0),
-        )
+        """The same for all who ask, however many: no copy for each."""
+        if self._result is None:
+            self._result = ExecResult(
+                stdout=bytes(self.stdout),
+                stderr=bytes(self.stderr),
+                exit_code=-1 if ended.timed_out else ended.code,
+                timed_out=ended.timed_out,
+                truncated=ended.truncated or self.truncated,
+                end_lost=self.end_bytes is not None and (ended.truncated or self.output_left <= 0),
+            )
+            self.stdout, self.stderr = bytearray(), bytearray()
+        return self._result

@@ -25,7 +25,7 @@ from forktree_agent.http.collimate import closing, listing, sandboxes, wire
 from forktree_agent.http.collimate.sandboxes import Elsewhere, Visit
 from forktree_agent.http.collimate.surfaces import Handler, Surface, handed_on, visit
 from forktree_agent.http.errors import Code, Refusal
-from forktree_agent.http.requests import LOAD, REQUEST_ID, SEEN
+from forktree_agent.http.requests import HELD, LOAD, REQUEST_ID, SEEN
 from forktree_agent.http.table import PARAMETERS, Asked, Each, Right, Route
 
 BELOW: Final = "/daemon"
@@ -38,7 +38,7 @@ class _Call:
     method: str
     path: str
     summary: str
-    answering: Callable[[Visit, web.Request], Awaitable[web.Response]]
+    answering: Callable[[Visit, web.Request], Awaitable[web.StreamResponse]]
     rights: tuple[Right, ...]
     """Of callers with a token."""
     body: type[Request] | None = None
@@ -65,12 +65,14 @@ class _Call:
             allowed = PARAMETERS["session_id"]
             if session_id is not None and not re.fullmatch(allowed.pattern, session_id):
                 raise Refusal(allowed.code, allowed.sentence.format(namespace=namespace))
+            request[HELD].belongs_to(namespace)
             visiting = Visit(
                 client=client,
                 facade=facade,
                 namespace=namespace,
                 request_id=request[REQUEST_ID],
                 seen=request[SEEN],
+                held=request[HELD],
             )
             try:
                 return await self.answering(visiting, request)
@@ -81,7 +83,7 @@ class _Call:
         return handler
 
 
-async def _health(visiting: Visit, request: web.Request) -> web.Response:
+async def _health(visiting: Visit, request: web.Request) -> web.StreamResponse:
     load = request[LOAD]
     templates = (await visiting.client.list(SessionTemplate, visiting.namespace)).items
     body = wire.DaemonHealth(
@@ -95,11 +97,11 @@ async def _health(visiting: Visit, request: web.Request) -> web.Response:
     return await bodies.answer(body)
 
 
-async def _list(visiting: Visit, _: web.Request) -> web.Response:
+async def _list(visiting: Visit, _: web.Request) -> web.StreamResponse:
     return bodies.array(await listing.sessions(visiting))
 
 
-async def _open(visiting: Visit, request: web.Request) -> web.Response:
+async def _open(visiting: Visit, request: web.Request) -> web.StreamResponse:
     wanted = await bodies.read(request, wire.OpenSession)
     sandboxes.refuse_network(wanted.egress)
     made = await sandboxes.opened(visiting, wanted.template_id, here=True)
@@ -112,22 +114,22 @@ async def _open(visiting: Visit, request: web.Request) -> web.Response:
     return await bodies.answer(body, HTTPStatus.CREATED)
 
 
-async def _get(visiting: Visit, request: web.Request) -> web.Response:
+async def _get(visiting: Visit, request: web.Request) -> web.StreamResponse:
     return await bodies.answer(await listing.session(visiting, request.match_info["session_id"]))
 
 
-async def _exec(visiting: Visit, request: web.Request) -> web.Response:
+async def _exec(visiting: Visit, request: web.Request) -> web.StreamResponse:
     wanted = await bodies.read(request, wire.Exec)
-    body = await sandboxes.executed(visiting, request.match_info["session_id"], wanted)
-    return await bodies.answer(body, about_bytes=len(body.stdout))
+    ended = await sandboxes.executed(visiting, request.match_info["session_id"], wanted)
+    return await ended.answer(request)
 
 
-async def _exec_once(visiting: Visit, request: web.Request) -> web.Response:
-    body = await sandboxes.executed_once(visiting, await bodies.read(request, wire.OneShot))
-    return await bodies.answer(body, about_bytes=len(body.stdout))
+async def _exec_once(visiting: Visit, request: web.Request) -> web.StreamResponse:
+    ended = await sandboxes.executed_once(visiting, await bodies.read(request, wire.OneShot))
+    return await ended.answer(request)
 
 
-async def _delete(visiting: Visit, request: web.Request) -> web.Response:
+async def _delete(visiting: Visit, request: web.Request) -> web.StreamResponse:
     session_id = request.match_info["session_id"]
     await closing.closed(visiting, session_id, its_node_first=True)
     return await bodies.answer(wire.DaemonDeleted(deleted=True, session_id=session_id))

@@ -28,46 +28,46 @@ CODES: Final = {
 }
 
 
-async def _images(asked: Asked) -> web.Response:
+async def _images(asked: Asked) -> web.StreamResponse:
     templates = (await asked.client.list(SessionTemplate, asked.namespace)).items
     return await bodies.answer(wire.Images(images=tuple(environments.image(each) for each in templates)))
 
 
-async def _templates(asked: Asked) -> web.Response:
+async def _templates(asked: Asked) -> web.StreamResponse:
     templates = (await asked.client.list(SessionTemplate, asked.namespace)).items
     return bodies.array([environments.status(each) for each in templates])
 
 
-async def _template(asked: Asked) -> web.Response:
+async def _template(asked: Asked) -> web.StreamResponse:
     template = await environments.get(asked.client, asked.namespace, asked.named("template_id"))
     return await bodies.answer(environments.status(template))
 
 
-async def _make_template(asked: Asked) -> web.Response:
+async def _make_template(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.MakeTemplate)
     return await bodies.answer(await environments.make(visit(asked), wanted), HTTPStatus.CREATED)
 
 
-async def _delete_template(asked: Asked) -> web.Response:
+async def _delete_template(asked: Asked) -> web.StreamResponse:
     name = asked.named("template_id")
     await environments.delete(visit(asked), name)
     return await bodies.answer(wire.Deleted(deleted=True, id=name))
 
 
-async def _expect(asked: Asked) -> web.Response:
+async def _expect(asked: Asked) -> web.StreamResponse:
     name, wanted = asked.named("template_id"), await asked.body(wire.ExpectWidth)
     width = await environments.expect(visit(asked), name, wanted.width)
     return await bodies.answer(wire.Expected(id=name, expected_width=width))
 
 
-async def _release(asked: Asked) -> web.Response:
+async def _release(asked: Asked) -> web.StreamResponse:
     name = asked.named("template_id")
     await asked.body(wire.Nothing)
     released_at = await environments.release(visit(asked), name)
     return await bodies.answer(wire.Released(id=name, released=True, released_at=released_at))
 
 
-async def _open(asked: Asked) -> web.Response:
+async def _open(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.OpenSandbox)
     sandboxes.refuse_network(wanted.egress)
     if wanted.secret_refs:
@@ -87,21 +87,21 @@ async def _open(asked: Asked) -> web.Response:
     return await bodies.answer(body, HTTPStatus.CREATED)
 
 
-async def _list(asked: Asked) -> web.Response:
+async def _list(asked: Asked) -> web.StreamResponse:
     return await bodies.answer(wire.Sandboxes(sandboxes=tuple(await listing.sandboxes(visit(asked)))))
 
 
-async def _get(asked: Asked) -> web.Response:
+async def _get(asked: Asked) -> web.StreamResponse:
     return await bodies.answer(await listing.sandbox(visit(asked), asked.session_id))
 
 
-async def _exec(asked: Asked) -> web.Response:
+async def _exec(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.Exec)
-    body = await sandboxes.executed(visit(asked), asked.session_id, wanted)
-    return await bodies.answer(body, about_bytes=len(body.stdout))
+    ended = await sandboxes.executed(visit(asked), asked.session_id, wanted)
+    return await ended.answer(asked.request)
 
 
-async def _fork(asked: Asked) -> web.Response:
+async def _fork(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.ForkSandbox)
     annotations = labels.of_children(wanted.labels)
     made = await sandboxes.forked(visit(asked), asked.session_id, wanted.count, annotations=annotations)
@@ -119,15 +119,15 @@ async def _fork(asked: Asked) -> web.Response:
     return await bodies.answer(body, HTTPStatus.CREATED)
 
 
-async def _suspend(asked: Asked) -> web.Response:
+async def _suspend(asked: Asked) -> web.StreamResponse:
     return await _put_into(asked, SessionState.PAUSED)
 
 
-async def _resume(asked: Asked) -> web.Response:
+async def _resume(asked: Asked) -> web.StreamResponse:
     return await _put_into(asked, SessionState.RUNNING)
 
 
-async def _put_into(asked: Asked, state: SessionState) -> web.Response:
+async def _put_into(asked: Asked, state: SessionState) -> web.StreamResponse:
     await asked.body(wire.Nothing)
     session = await finding.look(asked, asked.session_id)
     if isinstance(session, str):
@@ -136,7 +136,7 @@ async def _put_into(asked: Asked, state: SessionState) -> web.Response:
     return await bodies.answer(wire.SandboxState(id=info.session_id, state=listing.STATES[info.phase]))
 
 
-async def _delete(asked: Asked) -> web.Response:
+async def _delete(asked: Asked) -> web.StreamResponse:
     try:
         await closing.closed(visit(asked), asked.session_id, its_node_first=True)
     except Elsewhere as there:
@@ -150,14 +150,14 @@ async def _delete(asked: Asked) -> web.Response:
     return await bodies.answer(wire.Deleted(deleted=True, id=asked.session_id))
 
 
-async def _connect(asked: Asked) -> web.Response:
+async def _connect(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.Connect)
     await listing.sandbox(visit(asked), asked.session_id)
     sentence = f"port {wanted.port} of {asked.session_id} is not exposed: sandboxes have no network yet"
     raise Refusal(Code.PORT_NOT_EXPOSED, sentence)
 
 
-async def _usage(asked: Asked) -> web.Response:
+async def _usage(asked: Asked) -> web.StreamResponse:
     sentence = "nothing is metered here, so there is no usage to tell; kubectl shows what a namespace has"
     raise Refusal(Code.NOT_FOUND, sentence)
 

@@ -8,20 +8,24 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from aiohttp import web
 
 from forktree.errors import ForktreeError
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Session
-from forktree.wire import CreateSession, ExecFinished, ForkSession, SessionCreated, SessionForked
+from forktree.wire import CreateSession, ForkSession, SessionCreated, SessionForked
 from forktree.wire import Exec as NativeExec
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.identity import SEED_VARIABLE
-from forktree_agent.http import executing, forking, locating
+from forktree_agent.http import executing, forking, locating, outputs
 from forktree_agent.http.collimate.programs import program
 from forktree_agent.http.collimate.wire import Egress, Exec, ExecAnswer, OneShot
 from forktree_agent.http.errors import Code, Refusal
+from forktree_agent.http.executing import Finished
+from forktree_agent.http.holding import Held
 from forktree_agent.http.opening import open_session
 
 log = logging.getLogger(__name__)
@@ -39,6 +43,20 @@ class Visit:
     request_id: str
     seen: float
     """When it was, in monotonic seconds."""
+    held: Held
+    """What it holds of our memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended; `output` stands in the answer for its `stdout`."""
+
+    body: ExecAnswer
+    output: tuple[bytes, ...]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        pieces = outputs.encoded(self.body, {"stdout": self.output})
+        return await outputs.answer(request, pieces, about_bytes=sum(map(len, self.output)))
 
 
 class Elsewhere(Exception):
@@ -66,7 +84,7 @@ async def opened(
     return body
 
 
-async def executed(visit: Visit, session_id: str, wanted: Exec) -> ExecAnswer:
+async def executed(visit: Visit, session_id: str, wanted: Exec) -> Ended:
     """How the command ended; it is killed where its caller goes first. Raises `Refusal` and `Elsewhere`."""
     seed = seed_of(wanted)
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
@@ -80,22 +98,28 @@ async def executed(visit: Visit, session_id: str, wanted: Exec) -> ExecAnswer:
         argv=todo.argv, stdin=todo.stdin, env={SEED_VARIABLE: seed}, timeout_seconds=wanted.timeout_seconds
     )
     finished = await executing.execute(
-        visit.facade, session, command, start_by=start_by, request_id=visit.request_id
+        visit.facade,
+        session,
+        command,
+        start_by=start_by,
+        request_id=visit.request_id,
+        room=visit.held.room(session_id),
     )
     return _ended(finished, wanted, seed, visit.seen)
 
 
-async def executed_once(visit: Visit, wanted: OneShot) -> ExecAnswer:
+async def executed_once(visit: Visit, wanted: OneShot) -> Ended:
     """The same in a session of its own on this node, of which nothing is left. Raises `Refusal`."""
     refuse_network(wanted.egress)
     seed_of(wanted)  # Before anything is made.
     created = await opened(visit, wanted.template_id, here=True)
     try:
-        answer = await executed(visit, created.session_id, wanted)
+        ended = await executed(visit, created.session_id, wanted)
     finally:
         leaving = _leave(visit, created.session_id)
         await asyncio.shield(asyncio.create_task(leaving, name=f"leave-{created.session_id}"))
-    return answer.model_copy(update={"fork_time_ms": created.fork_time_ms or 0.0})
+    told = {"fork_time_ms": created.fork_time_ms or 0.0}
+    return replace(ended, body=ended.body.model_copy(update=told))
 
 
 async def forked(
@@ -137,21 +161,23 @@ def refuse_network(egress: Egress | None) -> None:
         raise Refusal(Code.BAD_REQUEST, sentence)
 
 
-def _ended(finished: ExecFinished, wanted: Exec, seed: str, seen: float) -> ExecAnswer:
-    stdout = finished.stdout + finished.stderr
-    if finished.timed_out:
-        stdout += "\n" if stdout and not stdout.endswith("\n") else ""
-        stdout += f"timeout after {wanted.timeout_seconds:g}s\n"
-    return ExecAnswer(
+def _ended(finished: Finished, wanted: Exec, seed: str, seen: float) -> Ended:
+    result = finished.result
+    output = tuple(each for each in (result.stdout, result.stderr) if each)
+    if result.timed_out:
+        last = f"timeout after {wanted.timeout_seconds:g}s\n".encode()
+        output += (last if not output or output[-1].endswith(b"\n") else b"\n" + last,)
+    body = ExecAnswer(
         id=finished.id,
-        stdout=stdout,
-        exit_code=finished.exit_code,
+        stdout="",
+        exit_code=result.exit_code,
         exec_time_ms=finished.exec_time_ms,
         total_time_ms=round((time.monotonic() - seen) * 1000, 3),
         seed=seed,
-        timed_out=finished.timed_out,
-        truncated=finished.truncated,
+        timed_out=result.timed_out,
+        truncated=result.truncated,
     )
+    return Ended(body=body, output=output)
 
 
 async def _leave(visit: Visit, session_id: str) -> None:

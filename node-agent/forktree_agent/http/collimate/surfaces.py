@@ -11,7 +11,7 @@ from aiohttp import web
 from forktree_agent.http.collimate.sandboxes import Elsewhere, Visit
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand
-from forktree_agent.http.requests import LAST, REQUEST_ID
+from forktree_agent.http.requests import HELD, LAST, REQUEST_ID
 from forktree_agent.http.table import Asked, Parts, Route, checked
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -66,6 +66,7 @@ def visit(asked: Asked) -> Visit:
         namespace=asked.namespace,
         request_id=asked.request[REQUEST_ID],
         seen=asked.seen,
+        held=asked.request[HELD],
     )
 
 
@@ -83,7 +84,7 @@ def handed_on(
     return handing_on
 
 
-async def forwarded(asked: Asked, there: Elsewhere, below: str = "") -> web.Response:
+async def forwarded(asked: Asked, there: Elsewhere, below: str = "") -> web.StreamResponse:
     """The answer of another node's agent to the same request. Raises `Refusal`."""
     path = asked.route.path.replace("{session_id}", asked.session_id)
     errand = Errand(
@@ -92,4 +93,4 @@ async def forwarded(asked: Asked, there: Elsewhere, below: str = "") -> web.Resp
         subject=f"session {asked.session_id}",
         deadline=there.end_by + HOP_SECONDS,
     )
-    return await asked.parts.proxy.forward(asked.request, errand)
+    return await asked.parts.proxy.relay(asked.request, errand)

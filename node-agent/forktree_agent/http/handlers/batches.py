@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -20,11 +20,13 @@ from forktree.wire import Exec, ExecFinished
 from forktree.wire_batches import BATCH_MAX, BatchDone, BatchExec, BatchPrune, BatchResult, BatchScore
 from forktree.wire_trees import SetScore
 from forktree_agent.control.together import each_of
-from forktree_agent.http import bodies, changing, executing, finding, forking, locating
+from forktree_agent.engine.contract import ExecResult, Room
+from forktree_agent.http import bodies, changing, executing, finding, forking, locating, outputs
 from forktree_agent.http.errors import Code, Refusal, refusal_of
+from forktree_agent.http.executing import Finished
 from forktree_agent.http.locating import no_such_session
 from forktree_agent.http.proxying import HOP_SECONDS, Errand
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.requests import HELD, REQUEST_ID
 from forktree_agent.http.table import Asked, Route
 
 Target = TypeVar("Target")
@@ -34,10 +36,10 @@ WRITES_AT_ONCE = 32
 EXECS_AT_ONCE = 32
 
 OUTPUT_BYTES = 64 << 20
-"""Of all commands of a call together: it is one answer. Each may have its part of it."""
+"""Of all commands of a call together: it is one answer. Each may have as large a part of it as others."""
 
 
-async def _score(asked: Asked) -> web.Response:
+async def _score(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(BatchScore)
 
     async def one(session_id: str) -> BatchResult:
@@ -51,7 +53,7 @@ async def _score(asked: Asked) -> web.Response:
     return await _answer(await _each(wanted.scores, one, _of_session, at_once=WRITES_AT_ONCE))
 
 
-async def _prune(asked: Asked) -> web.Response:
+async def _prune(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(BatchPrune)
     if len(wanted.session_ids) + len(wanted.fork_ids) > BATCH_MAX:
         raise Refusal(Code.BAD_REQUEST, f"a call may name {BATCH_MAX} sessions and forks together")
@@ -88,28 +90,56 @@ async def _permit_deletion(asked: Asked, kind: type[Session] | type[Fork], name:
     await finding.fork_object(asked, name)
 
 
-async def _exec(asked: Asked) -> web.Response:
+async def _exec(asked: Asked) -> web.StreamResponse:
     wanted = (await asked.body(BatchExec)).by_session()
-    longest = OUTPUT_BYTES // len(wanted)
+    limit_bytes = min(executing.OUTPUT_BYTES, OUTPUT_BYTES // len(wanted))
+    ended: dict[str, Finished] = {}
 
     async def one(session_id: str) -> BatchResult:
         await _permit_session(asked, "create", "sessions/exec", session_id)
-        finished = await _executed(asked, session_id, wanted[session_id])
-        return BatchResult(session_id=session_id, ok=True, exec=_cut(finished, longest))
+        ended[session_id] = await _executed(asked, session_id, wanted[session_id], limit_bytes)
+        return BatchResult(session_id=session_id, ok=True)
 
-    return await _answer(await _each(wanted, one, _of_session, at_once=EXECS_AT_ONCE))
+    results = await _each(wanted, one, _of_session, at_once=EXECS_AT_ONCE)
+    about = sum(each.output_bytes for each in ended.values())
+    return await outputs.answer(asked.request, _encoded(results, ended), about_bytes=about)
 
 
-async def _executed(asked: Asked, session_id: str, command: Exec) -> ExecFinished:
+def _encoded(results: list[BatchResult], ended: Mapping[str, Finished]) -> Iterator[bytes]:
+    """As `BatchDone`."""
+    between = b'{"results":['
+    for result in results:
+        yield between
+        between = b","
+        finished = ended.get(result.session_id or "")
+        if finished is None:
+            yield bodies.encode(result)
+        else:
+            yield bodies.encode(result)[:-1] + b',"exec":'
+            yield from finished.encoded()
+            yield b"}"
+    yield b"]}"
+
+
+async def _executed(asked: Asked, session_id: str, command: Exec, limit_bytes: int) -> Finished:
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await locating.find_placed(
         asked.client, asked.facade, asked.namespace, session_id, deadline=start_by
     )
     if node := locating.other_node(asked.facade, session):
         end_by = start_by + command.timeout_seconds + executing.MARGIN_SECONDS
-        return await _elsewhere(asked, node, session_id, command, end_by)
+        finished = await _elsewhere(asked, node, session_id, command, end_by)
+        return _cut(finished, limit_bytes, asked.request[HELD].room(session_id))
     request_id = f"{asked.request[REQUEST_ID]}.{session_id[-32:]}"
-    return await executing.execute(asked.facade, session, command, start_by=start_by, request_id=request_id)
+    return await executing.execute(
+        asked.facade,
+        session,
+        command,
+        start_by=start_by,
+        request_id=request_id,
+        room=asked.request[HELD].room(session_id),
+        limit_bytes=limit_bytes,
+    )
 
 
 class _Refused(msgspec.Struct, frozen=True):
@@ -135,16 +165,22 @@ async def _elsewhere(asked: Asked, node: str, session_id: str, command: Exec, en
     except (ValidationError, msgspec.MsgspecError, ValueError) as err:
         sentence = f"the agent of node {node}, where session {session_id} is, gave no answer of this API"
         raise Refusal(Code.UPSTREAM_ERROR, sentence) from err
+    finally:
+        asked.request[HELD].let_go(len(told.content))
 
 
-def _cut(finished: ExecFinished, longest: int) -> ExecFinished:
-    """Its output as far as it has room in the answer of a batch."""
-    room = longest // 2
-    if len(finished.stdout) <= room and len(finished.stderr) <= room:
-        return finished
-    return finished.model_copy(
-        update={"stdout": finished.stdout[:room], "stderr": finished.stderr[:room], "truncated": True}
+def _cut(finished: ExecFinished, limit_bytes: int, room: Room) -> Finished:
+    """What another agent told, as far as there is room for its output here."""
+    stdout, stderr = finished.stdout.encode(), finished.stderr.encode()
+    given = room.claim(min(len(stdout) + len(stderr), limit_bytes))
+    result = ExecResult(
+        stdout=stdout[:given],
+        stderr=stderr[: max(0, given - len(stdout))],
+        exit_code=finished.exit_code,
+        timed_out=finished.timed_out,
+        truncated=finished.truncated or given < len(stdout) + len(stderr),
     )
+    return Finished(id=finished.id, result=result, exec_time_ms=finished.exec_time_ms)
 
 
 async def _permit_session(asked: Asked, verb: str, resource: str, session_id: str) -> None:
@@ -175,9 +211,8 @@ async def _each(
     return await each_of(targets, one, at_once=at_once)
 
 
-async def _answer(results: list[BatchResult]) -> web.Response:
-    about = sum(len(each.exec.stdout) + len(each.exec.stderr) for each in results if each.exec is not None)
-    return await bodies.answer(BatchDone(results=tuple(results)), about_bytes=about)
+async def _answer(results: list[BatchResult]) -> web.StreamResponse:
+    return await bodies.answer(BatchDone(results=tuple(results)))
 
 
 def _of_session(session_id: str) -> BatchResult:

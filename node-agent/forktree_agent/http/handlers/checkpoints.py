@@ -16,12 +16,12 @@ from forktree_agent.http.forking import SourceName, Wanted
 from forktree_agent.http.table import Asked, Each, Right, Route
 
 
-async def _make(asked: Asked) -> web.Response:
+async def _make(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(Checkpoint)
     if wanted.keep_last is not None:
         await asked.permit("delete", "forks")
     session = await finding.session_or_answer(asked, "checkpoints")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     fork, made = await checkpointing.make(asked, session, wanted.name)
     if wanted.keep_last is not None:
@@ -30,9 +30,9 @@ async def _make(asked: Asked) -> web.Response:
     return await bodies.answer(body, HTTPStatus.CREATED if made else HTTPStatus.OK)
 
 
-async def _list(asked: Asked) -> web.Response:
+async def _list(asked: Asked) -> web.StreamResponse:
     session = await finding.session_or_answer(asked, "checkpoints")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     now = datetime.now(UTC)
     return bodies.array(
@@ -40,10 +40,10 @@ async def _list(asked: Asked) -> web.Response:
     )
 
 
-async def _delete(asked: Asked) -> web.Response:
+async def _delete(asked: Asked) -> web.StreamResponse:
     name = asked.named("checkpoint")
     session = await finding.session_or_answer(asked, f"checkpoints/{name}")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     fork = await checkpointing.named(asked, session, name)
     await checkpointing.delete(asked, fork)
@@ -51,12 +51,12 @@ async def _delete(asked: Asked) -> web.Response:
     return await bodies.answer(body)
 
 
-async def _rollback(asked: Asked) -> web.Response:
+async def _rollback(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(Rollback)
     if wanted.release:
         await asked.permit("patch", "sessions", asked.session_id)
     session = await finding.session_or_answer(asked, "rollback")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     point = await checkpointing.named(asked, session, wanted.checkpoint)
     name = repeating.name_of(asked.request, asked.caller, None)

@@ -23,7 +23,7 @@ from forktree.wire_exec import (
 )
 from forktree_agent.control.branch_logs import KEPT_BYTES
 from forktree_agent.http import bodies, branch_log, detaching, executing, locating
-from forktree_agent.http.requests import REQUEST_ID
+from forktree_agent.http.requests import HELD, REQUEST_ID
 from forktree_agent.http.table import Asked, Lines, Right, Route
 
 EVENTS: Final = Lines((StreamStarted, StreamOutput, StreamAlive, StreamEnd, StreamError))
@@ -59,11 +59,18 @@ async def _exec(asked: Asked) -> web.StreamResponse:
     if node := locating.other_node(asked.facade, session):
         end_by = start_by + wanted.timeout_seconds + executing.MARGIN_SECONDS
         return await asked.session_elsewhere(node, "exec", end_by=end_by)
-    body = await executing.execute(asked.facade, session, wanted, start_by=start_by, request_id=request_id)
-    return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+    finished = await executing.execute(
+        asked.facade,
+        session,
+        wanted,
+        start_by=start_by,
+        request_id=request_id,
+        room=asked.request[HELD].room(asked.session_id),
+    )
+    return await finished.answer(asked.request)
 
 
-async def _execs(asked: Asked) -> web.Response:
+async def _execs(asked: Asked) -> web.StreamResponse:
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await _placed(asked, start_by)
     if node := locating.other_node(asked.facade, session):
@@ -94,13 +101,18 @@ async def _attach(asked: Asked) -> web.StreamResponse:
     if node := locating.other_node(asked.facade, session):
         what = f"execs/{exec_id}?wait_seconds={wait_seconds}"
         return await asked.session_elsewhere(node, what, end_by=start_by + wait_seconds)
-    body = await executing.attach(
-        asked.facade, session, exec_id, start_by=start_by, wait_seconds=wait_seconds
+    finished = await executing.attach(
+        asked.facade,
+        session,
+        exec_id,
+        start_by=start_by,
+        wait_seconds=wait_seconds,
+        held=asked.request[HELD],
     )
-    return await bodies.answer(body, about_bytes=len(body.stdout) + len(body.stderr))
+    return await finished.answer(asked.request)
 
 
-async def _write(asked: Asked) -> web.Response:
+async def _write(asked: Asked) -> web.StreamResponse:
     exec_id, wanted = asked.named("exec_id"), await asked.body(ExecInput)
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await _placed(asked, start_by)
@@ -112,7 +124,7 @@ async def _write(asked: Asked) -> web.Response:
     )
 
 
-async def _kill(asked: Asked) -> web.Response:
+async def _kill(asked: Asked) -> web.StreamResponse:
     exec_id = asked.named("exec_id")
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
     session = await _placed(asked, start_by)
@@ -122,7 +134,7 @@ async def _kill(asked: Asked) -> web.Response:
     return await bodies.answer(await detaching.kill(asked.facade, session, exec_id, start_by=start_by))
 
 
-async def _child_log(asked: Asked) -> web.Response:
+async def _child_log(asked: Asked) -> web.StreamResponse:
     fork_id, index = asked.named("fork_id"), int(asked.named("index"))
     fork = await branch_log.find(asked.client, asked.namespace, fork_id)
     if fork.status.node not in {None, asked.facade.node_name}:

@@ -19,7 +19,7 @@ from forktree_agent.http.forking import SourceName, Wanted
 from forktree_agent.http.table import Asked, Each, Right, Route
 
 
-async def _fork(asked: Asked) -> web.Response:
+async def _fork(asked: Asked) -> web.StreamResponse:
     wanted, record = await _wanted(asked, SourceName(Session, asked.session_id))
     parent = await locating.find(asked.client, asked.facade, asked.namespace, asked.session_id)
     if node := locating.other_node(asked.facade, parent):
@@ -30,7 +30,7 @@ async def _fork(asked: Asked) -> web.Response:
     return await bodies.answer(*await forking.fork(asked.client, asked.facade, wanted, at_once=at_once))
 
 
-async def _fork_again(asked: Asked) -> web.Response:
+async def _fork_again(asked: Asked) -> web.StreamResponse:
     wanted, _ = await _wanted(asked, SourceName(Fork, asked.named("fork_id")))
     return await bodies.answer(*await forking.fork_by_object(asked.client, asked.facade, wanted))
 
@@ -54,13 +54,13 @@ async def _wanted(asked: Asked, source: SourceName) -> tuple[Wanted, str | None]
     return wanted, query.record
 
 
-async def _get(asked: Asked) -> web.Response:
+async def _get(asked: Asked) -> web.StreamResponse:
     fork = await finding.fork_object(asked, asked.named("fork_id"))
     parent = await parent_of(asked.client, fork)
     return await bodies.answer(describe_fork(fork, datetime.now(UTC), parent=parent))
 
 
-async def _list(asked: Asked) -> web.Response:
+async def _list(asked: Asked) -> web.StreamResponse:
     session_id, now = asked.query(ForksQuery).session_id, datetime.now(UTC)
     forks, _ = await asked.client.list(Fork, asked.namespace)
     named = {fork.metadata.name: fork for fork in forks}
@@ -68,7 +68,7 @@ async def _list(asked: Asked) -> web.Response:
     return bodies.array([each for each in found if session_id in {None, each.parent_session_id}])
 
 
-async def _delete(asked: Asked) -> web.Response:
+async def _delete(asked: Asked) -> web.StreamResponse:
     fork_id = asked.named("fork_id")
     # One that was made at once may be about to have its object.
     await forking.written(asked.facade, asked.namespace, fork_id, deadline=asked.seen + forking.WAIT_SECONDS)

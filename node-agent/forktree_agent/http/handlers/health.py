@@ -14,7 +14,7 @@ from forktree_agent.http.requests import LAST
 from forktree_agent.http.table import OpenRoute
 
 
-async def _health(request: web.Request) -> web.Response:
+async def _health(request: web.Request) -> web.StreamResponse:
     request[LAST] = True  # Nobody who asks this needs a connection for long, and some break when it ends.
     return await bodies.answer(Health(status="ok", version=importlib.metadata.version("forktree")))
 

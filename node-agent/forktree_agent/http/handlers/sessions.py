@@ -22,7 +22,7 @@ from forktree_agent.http.proxying import HOP_SECONDS
 from forktree_agent.http.table import Asked, Each, Right, Route
 
 
-async def _create(asked: Asked) -> web.Response:
+async def _create(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(CreateSession)
     name = repeating.name_of(asked.request, asked.caller, wanted.name)
     wanted = wanted.model_copy(update={"name": name})
@@ -30,7 +30,7 @@ async def _create(asked: Asked) -> web.Response:
     return await bodies.answer(body, status)
 
 
-async def _list(asked: Asked) -> web.Response:
+async def _list(asked: Asked) -> web.StreamResponse:
     query = asked.query(SessionsQuery)
     labels = [_label(each) for each in query.label]
     found = await describe_all(asked.client, asked.namespace, datetime.now(UTC))
@@ -58,7 +58,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _get(asked: Asked) -> web.Response:
+async def _get(asked: Asked) -> web.StreamResponse:
     try:
         session = await asked.client.get(Session, asked.namespace, asked.session_id)
     except NotFound as err:
@@ -72,7 +72,7 @@ async def _get(asked: Asked) -> web.Response:
     return await bodies.answer(await describe_one(asked.client, asked.facade, session, datetime.now(UTC)))
 
 
-async def _delete(asked: Asked) -> web.Response:
+async def _delete(asked: Asked) -> web.StreamResponse:
     known = asked.facade.session(asked.namespace, asked.session_id)
     if known is not None and not known.metadata.uid:
         await locating.recorded(asked.facade, known, deadline=asked.seen + forking.WAIT_SECONDS)
@@ -86,7 +86,7 @@ async def _delete(asked: Asked) -> web.Response:
     return await bodies.answer(SessionDeleted(deleted=True, session_id=asked.session_id))
 
 
-async def _memory(asked: Asked) -> web.Response:
+async def _memory(asked: Asked) -> web.StreamResponse:
     session = await locating.find(asked.client, asked.facade, asked.namespace, asked.session_id)
     if node := locating.other_node(asked.facade, session):
         end_by = asyncio.get_running_loop().time() + weighing.WEIGH_SECONDS

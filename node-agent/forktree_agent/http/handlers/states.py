@@ -18,26 +18,26 @@ from forktree_agent.http.table import Asked, Right, Route
 _CHANGE: Final = (Right("patch", "sessions"),)
 
 
-async def _score(asked: Asked) -> web.Response:
+async def _score(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(SetScore)
     session = await finding.session_or_answer(asked, "score")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     return await bodies.answer(await changing.score(asked, session, wanted))
 
 
-async def _become(asked: Asked, *, state: SessionState, word: str) -> web.Response:
+async def _become(asked: Asked, *, state: SessionState, word: str) -> web.StreamResponse:
     await asked.body(Nothing)
     session = await finding.session_or_answer(asked, word)
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     return await bodies.answer(await changing.become(asked, session, state))
 
 
-async def _heartbeat(asked: Asked) -> web.Response:
+async def _heartbeat(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(Heartbeat)
     session = await finding.session_or_answer(asked, "heartbeat")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     return await bodies.answer(await heartbeats.hear(asked, session, wanted.ttl_seconds))
 

@@ -15,12 +15,12 @@ from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.table import Asked, Each, Right, Route
 
 
-async def _list(asked: Asked) -> web.Response:
+async def _list(asked: Asked) -> web.StreamResponse:
     templates, _ = await asked.client.list(SessionTemplate, asked.namespace)
     return bodies.array([described(each) for each in templates])
 
 
-async def _get(asked: Asked) -> web.Response:
+async def _get(asked: Asked) -> web.StreamResponse:
     name = asked.named("template_id")
     try:
         template = await asked.client.get(SessionTemplate, asked.namespace, name)
@@ -30,7 +30,7 @@ async def _get(asked: Asked) -> web.Response:
     return await bodies.answer(described(template))
 
 
-async def _node(asked: Asked) -> web.Response:
+async def _node(asked: Asked) -> web.StreamResponse:
     name = asked.facade.node_name
     try:
         status = (await asked.client.get(ForkNode, None, name)).status

@@ -33,7 +33,7 @@ async def _tree(asked: Asked) -> web.StreamResponse:
         f"{name}=1" for name in ("below", "memory", "watch") if getattr(query, name) and name != "watch"
     )
     session = await finding.session_or_answer(asked, f"tree?{what}" if what else "tree")
-    if isinstance(session, web.Response):
+    if isinstance(session, web.StreamResponse):
         return session
     if query.watch:
         return await _watch(asked, session)
