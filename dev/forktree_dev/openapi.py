@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from forktree_agent.http import openapi
-from forktree_agent.http.routes import OPEN, ROUTES
+from forktree_agent.http import routes
 from forktree_dev.crds import REPOSITORY
 from forktree_dev.generated import write_or_check
 
@@ -32,7 +31,7 @@ Json = dict[str, Any]
 
 def render() -> dict[Path, str]:
     """What each file must say."""
-    document = openapi.document(ROUTES, OPEN)
+    document = routes.document()
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     return {DOCUMENT: text, REFERENCE: "\n".join(_page(document))}
 
@@ -41,14 +40,24 @@ def _page(document: Json) -> Iterator[str]:
     yield _HEAD
     yield "## Paths"
     yield ""
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            if method != "servers":
-                yield from _operation(f"{method.upper()} {path}", operation)
+    yield from _paths(document, [])
+    for tag in document["tags"]:
+        yield f"## Paths for {tag['name']}"
+        yield ""
+        yield tag["description"]
+        yield ""
+        yield from _paths(document, [tag["name"]])
     yield "## Bodies"
     yield ""
     for name, schema in document["components"]["schemas"].items():
         yield from _body(name, schema)
+
+
+def _paths(document: Json, tags: list[str]) -> Iterator[str]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if method != "servers" and operation.get("tags", []) == tags:
+                yield from _operation(f"{method.upper()} {path}", operation)
 
 
 def _operation(title: str, operation: Json) -> Iterator[str]:

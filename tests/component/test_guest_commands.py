@@ -17,7 +17,8 @@ from forktree_agent.engine.contract import (
     DeadlineExceeded,
     ExecResult,
 )
-from forktree_agent.engine.microvm.guest import UNIDENTIFIED, GuestError
+from forktree_agent.engine.microvm.guest import UNIDENTIFIED
+from forktree_agent.engine.microvm.guest_line import GuestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -23,7 +23,7 @@ async def guest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guest
 async def ask(
     guest: GuestMachine, port: int, path: str = "/", seconds: float = 20
 ) -> tuple[int | None, str | None]:
-    answer = await guest.channel.http_get(port, path, timeout_seconds=seconds, deadline=soon())
+    answer = await guest.channel.asking.http_get(port, path, timeout_seconds=seconds, deadline=soon())
     return answer.status, answer.message
 
 

@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from component.guest_machine import GuestMachine, booted, soon, started
 from forktree_agent.engine.contract import Command, CommandRefused, MachineGone
-from forktree_agent.engine.microvm.guest import GuestError, Identity
+from forktree_agent.engine.microvm.guest import Identity
+from forktree_agent.engine.microvm.guest_line import GuestError
 from forktree_dev.images import guest_directory
 from forktree_dev.images.initrd import initrd
 from forktree_dev.images.kernel import kernel
@@ -165,7 +166,7 @@ async def test_with_two_cpus_no_program_runs_either(two_cpus: GuestMachine, *, s
     await guest.sh("true")
     for turn in range(40):
         if stopped:
-            await guest.channel.freeze(deadline=soon())
+            await guest.channel.asking.freeze(deadline=soon())
         await take_on(guest, identity(hostname=f"turn-{turn}"))
     over = "[ -e /tmp/over-0 ] && [ -e /tmp/over-1 ] && [ -e /tmp/over-2 ]"
     await guest.sh(f"touch /tmp/enough; until {over}; do usleep 10000; done")
@@ -176,15 +177,15 @@ async def test_with_two_cpus_no_program_runs_either(two_cpus: GuestMachine, *, s
 
 async def test_programs_that_were_stopped_start_with_the_machine(two_cpus: GuestMachine) -> None:
     guest = two_cpus
-    await guest.channel.freeze(deadline=soon())
-    await guest.channel.freeze(deadline=soon())  # Again: they stand still, which is what was wanted.
+    await guest.channel.asking.freeze(deadline=soon())
+    await guest.channel.asking.freeze(deadline=soon())  # Again: they stand still, which is what was wanted.
     held = asyncio.create_task(guest.sh("echo goes on"), name="held")
     for _ in range(20):
-        await guest.channel.ping(deadline=soon())  # Init has taken the command long ago.
+        await guest.channel.asking.ping(deadline=soon())  # Init has taken the command long ago.
     assert not held.done()
-    await guest.channel.thawed(guest.channel.queue_thaw(), deadline=soon())
+    await guest.channel.asking.thawed(guest.channel.asking.queue_thaw(), deadline=soon())
     assert await held == "goes on\n"
-    await guest.channel.thawed(guest.channel.queue_thaw(), deadline=soon())
+    await guest.channel.asking.thawed(guest.channel.asking.queue_thaw(), deadline=soon())
 
 
 async def test_a_machine_that_stood_still_is_told_the_time(guest: GuestMachine) -> None:
@@ -210,7 +211,7 @@ async def test_an_identity_is_taken_on_under_load(guest: GuestMachine) -> None:
 
 
 async def test_the_end_of_the_workload_is_told(guest: GuestMachine) -> None:
-    await guest.channel.ping(deadline=soon())
+    await guest.channel.asking.ping(deadline=soon())
     assert guest.channel.workload_exit is not None  # Killed at the end of the test before.
     assert (guest.channel.workload_exit.code, guest.channel.workload_exit.signal) == (137, 9)
 
@@ -245,7 +246,7 @@ async def test_a_workload_that_cannot_run_is_refused_and_a_noisy_one_has_a_bound
         assert max(sizes) <= 1 << 20
         deadline = soon()
         while machine.channel.workload_exit is None:  # It ends some time after its last words.
-            await machine.channel.ping(deadline=deadline)
+            await machine.channel.asking.ping(deadline=deadline)
         assert machine.channel.workload_exit.code == 3
 
 

@@ -89,7 +89,7 @@ class ScriptedEngine:
         assert deadline > asyncio.get_running_loop().time() + command.timeout_seconds
         return await self.answering(command)
 
-    def execs(self, machine: MachineId) -> tuple[str, ...]:
+    async def execs_told(self, machine: MachineId, *, deadline: float) -> tuple[str, ...]:
         return ()
 
     async def begin(self, machine: MachineId, command: Command, *, deadline: float) -> str:

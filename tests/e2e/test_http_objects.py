@@ -13,7 +13,7 @@ from forktree.kube.errors import NotFound
 from forktree.models import Fork, ForkNode, Session
 from forktree.models.names import HEARTBEAT_ANNOTATION, HEARTBEAT_LABEL
 from forktree.wire_trees import CONTINUE
-from forktree_agent.http.routes import OPEN, ROUTES
+from forktree_agent.http.routes import EXISTING_CLIENTS, OPEN, ROUTES
 from forktree_agent.http.waiting import until
 from forktree_dev import provisioning
 
@@ -245,7 +245,10 @@ async def test_templates_and_the_node_are_told_of(stage: Stage) -> None:
 async def test_the_document_is_served_to_anybody_and_names_every_path(stage: Stage) -> None:
     async with stage.client.get(f"{stage.url}/v1/openapi.json") as answer:
         document = await answer.json()
-    assert set(document["paths"]) == {each.path for each in ROUTES} | {each.path for each in OPEN}
+    assert set(document["paths"]) == {
+        *(each.path for each in (*ROUTES, *EXISTING_CLIENTS.routes)),
+        *(each.path for each in OPEN),
+    }
 
 
 # What is changed.

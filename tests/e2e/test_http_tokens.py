@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from e2e.http_stage import SECONDS, Stage, rights
 from forktree.models import Fork, Session
+from forktree_agent.http.collimate.daemon import DAEMON
+from forktree_agent.http.collimate.gateway import GATEWAY
 from forktree_agent.http.routes import OPEN, ROUTES
 from forktree_agent.http.table import Route
 from forktree_dev import provisioning
@@ -42,8 +44,21 @@ BODIES: dict[str, object] = {
     "/batch/score": {"scores": {"theirs": 1.0}},
     "/batch/prune": {"session_ids": ["theirs"], "fork_ids": ["theirs-fork"]},
     "/batch/exec": {"session_ids": ["theirs"], "exec": {"command": "true"}},
+    "/templates": {"name": "made", "image": "tiny"},
+    "/templates/{template_id}/expect": {"width": 1},
+    "/sandboxes": {"template": "basic"},
+    "/sandboxes/{session_id}/exec": {"command": "true"},
+    "/sandboxes/{session_id}/fork": {"count": 1},
+    "/sandboxes/{session_id}/connect-url": {"port": 80},
+    "/exec": {"template_id": "basic", "command": "true"},
 }
 """Whole ones: a request is to fail for who asks, and not for what it says."""
+
+WALKED: tuple[tuple[str, Route], ...] = (
+    *(("", route) for route in ROUTES),
+    *((surface.below, route) for surface in (GATEWAY, DAEMON) for route in surface.routes),
+)
+"""Every route that takes a token, and below what it stands."""
 
 UPGRADE = {
     "Connection": "Upgrade",
@@ -188,19 +203,21 @@ async def state_of(stage: Stage) -> list[tuple[str, str | None]]:
 
 
 def test_all_routes_that_take_a_body_have_one_here() -> None:
-    taking = {route.path for route in ROUTES if route.method == "POST"}
+    taking = {route.path for _, route in WALKED if route.method == "POST"}
     assert taking - set(BODIES) == {
-        f"/sessions/{{session_id}}/{state}" for state in ("pause", "resume", "release")
+        *(f"/sessions/{{session_id}}/{state}" for state in ("pause", "resume", "release")),
+        *(f"/sandboxes/{{session_id}}/{state}" for state in ("suspend", "resume")),
+        "/templates/{template_id}/release",
     }
-    assert {name for route in ROUTES for name in route.parameters} == set(THERE)
+    assert {name for _, route in WALKED for name in route.parameters} == set(THERE)
 
 
 @pytest.mark.parametrize("kind", BAD, ids=lambda kind: kind.__name__)
 async def test_no_route_answers_whoever_has_no_good_token(victim: Stage, kind: Kind) -> None:
     token, before = await kind(victim), await state_of(victim)
-    for route in ROUTES:
+    for below, route in WALKED:
         for prefix in (f"/ns/{victim.namespace}", "/ns/kube-system", ""):
-            status, body = await asked(victim, route, prefix, token)
+            status, body = await asked(victim, route, prefix + below, token)
             assert (status, body["code"]) == (401, "unauthorized"), (route.method, route.path, prefix)
             assert len(token) < 10 or token not in json.dumps(body)
     assert await state_of(victim) == before
@@ -230,8 +247,8 @@ async def neighbour(victim: Stage) -> str:
 
 async def test_the_token_of_one_namespace_does_nothing_in_another(victim: Stage, neighbour: str) -> None:
     before = await state_of(victim)
-    for route in ROUTES:
-        status, body = await asked(victim, route, f"/ns/{victim.namespace}", neighbour)
+    for below, route in WALKED:
+        status, body = await asked(victim, route, f"/ns/{victim.namespace}{below}", neighbour)
         if route.rights:
             assert (status, body["code"]) == (403, "forbidden"), (route.method, route.path)
             continue
@@ -245,10 +262,10 @@ async def test_the_token_of_one_namespace_does_nothing_in_another(victim: Stage,
 async def test_nor_do_its_names_reach_what_others_call_alike(victim: Stage, neighbour: str) -> None:
     """Under the short paths, with the names that things have in the other namespace."""
     before = await state_of(victim)
-    for route in ROUTES:
-        if route.path == "/sessions" and route.method == "POST":
+    for below, route in WALKED:
+        if route.path in {"/sessions", "/sandboxes", "/exec"} and route.method == "POST":
             continue  # It would wait for a machine of its own.
-        status, body = await asked(victim, route, "", neighbour, upgrade=False)
+        status, body = await asked(victim, route, below, neighbour, upgrade=False)
         assert status < 500, (route.method, route.path, body)
         assert "theirs" not in json.dumps(body) or status in {200, 404}, (route.method, route.path, body)
         if route.parameters or not route.rights:
@@ -263,9 +280,9 @@ async def test_nor_do_its_names_reach_what_others_call_alike(victim: Stage, neig
 async def test_the_good_token_does_reach_all_of_them(victim: Stage) -> None:
     """Or the tests above would show nothing."""
     refused: list[str] = []
-    for route in ROUTES:
+    for below, route in WALKED:
         if route.method in {"GET", "PUT"} and not route.path.endswith("/terminal"):
-            status, body = await asked(victim, route, f"/ns/{victim.namespace}", victim.token)
+            status, body = await asked(victim, route, f"/ns/{victim.namespace}{below}", victim.token)
             refused += [f"{route.path}: {body}"] if status in {401, 403} else []
     assert refused == []
 

@@ -301,6 +301,9 @@ class FakeEngine:
         self._exec(machine, exec_id)
         return False
 
+    async def execs_told(self, machine: MachineId, *, deadline: float) -> tuple[ExecState, ...]:
+        return self.execs(machine)
+
     def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         owner = self._there(machine).owner
         under_way = self.host.under_way.get(self.host.given.get(owner, owner))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from forktree_agent.http.collimate.programs import INTERPRETER_VARIABLE, program
-from forktree_agent.http.collimate.wire import Exec
+from forktree_agent.http.collimate.wire import SandboxExec
 
 SEED = "5eed" * 16
 
 
 def run(wanted: dict[str, Any], **env: str) -> tuple[int, str]:
     """Exit code and output. That is all of it: nothing may come on the second stream."""
-    todo = program(Exec.model_validate(wanted, strict=False))
+    todo = program(SandboxExec.model_validate(wanted, strict=False))
     done = subprocess.run(
         todo.argv,
         input=todo.stdin,
@@ -106,4 +106,4 @@ WRONG: list[dict[str, Any]] = [
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_nothing_can_be_made_of_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Exec.model_validate(wrong)
+        SandboxExec.model_validate(wrong)

@@ -15,6 +15,7 @@ from forktree_agent.engine.contract import (
     ExecResult,
     MachineGone,
 )
+from forktree_agent.engine.microvm import kept_execs
 from forktree_agent.engine.microvm.guest import GuestChannel, Identity
 from forktree_agent.engine.microvm.kept_execs import MAX_ENDED, MAX_RUNNING
 from forktree_agent.engine.microvm.kept_output import MACHINE_BYTES, STREAM_BYTES
@@ -69,7 +70,7 @@ async def born(channel: GuestChannel, peer: Peer, *frames: dict[str, object]) ->
 
 async def all_read(channel: GuestChannel, peer: Peer) -> None:
     """Until the channel has read all that was sent: it reads in order."""
-    ping = asyncio.create_task(channel.ping(deadline=soon()), name="ping")
+    ping = asyncio.create_task(channel.asking.ping(deadline=soon()), name="ping")
     await peer.send({"type": "pong", "nonce": (await peer.request())["nonce"]})
     await ping
 
@@ -189,7 +190,7 @@ async def test_the_end_of_the_machine_ends_the_wait(ends: Ends) -> None:
 async def test_a_request_over_loopback_is_answered_by_its_nonce(ends: Ends) -> None:
     channel, peer = ends
     asking = asyncio.create_task(
-        channel.http_get(80, "/x", timeout_seconds=1.5, deadline=soon()), name="asking"
+        channel.asking.http_get(80, "/x", timeout_seconds=1.5, deadline=soon()), name="asking"
     )
     request = await peer.request()
     nonce = request.pop("nonce")
@@ -200,4 +201,27 @@ async def test_a_request_over_loopback_is_answered_by_its_nonce(ends: Ends) -> N
     )
     assert (await asking).status == 204
     with pytest.raises(DeadlineExceeded, match="did not ask port 80"):
-        await channel.http_get(80, "/x", timeout_seconds=1, deadline=soon(0.01))
+        await channel.asking.http_get(80, "/x", timeout_seconds=1, deadline=soon(0.01))
+
+
+async def test_a_list_just_after_another_agent_waits_until_the_guest_has_told(ends: Ends) -> None:
+    channel, peer = ends
+    channel.take_over()
+    assert await peer.request() == {"type": "list"}
+    assert ids(channel) == ()  # As it was shown to callers.
+    told = asyncio.create_task(channel.kept.told(deadline=soon()), name="told")
+    await all_read(channel, peer)
+    assert not told.done()
+    await peer.send(runs("a"))
+    await told
+    assert ids(channel) == ("a",)
+
+
+async def test_a_guest_that_tells_nothing_does_not_keep_a_list_waiting(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, _ = ends
+    monkeypatch.setattr(kept_execs, "RECALL_SECONDS", 0.05)
+    channel.take_over()
+    await channel.kept.told(deadline=soon())
+    assert ids(channel) == ()

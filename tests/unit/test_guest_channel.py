@@ -21,7 +21,8 @@ from forktree_agent.engine.contract import (
     MachineGone,
     NotStill,
 )
-from forktree_agent.engine.microvm.guest import UNIDENTIFIED, GuestChannel, GuestError, Identity
+from forktree_agent.engine.microvm.guest import UNIDENTIFIED, GuestChannel, Identity
+from forktree_agent.engine.microvm.guest_line import GuestError
 
 GENERATION = "6f1c2d3e-4a5b-4c6d-8e7f-901a2b3c4d5e"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -304,7 +305,7 @@ async def test_a_workload_that_cannot_run_says_why(ends: tuple[GuestChannel, Pee
 
 
 async def channel_is_alive(channel: GuestChannel, peer: Peer) -> None:
-    task = asyncio.create_task(channel.ping(deadline=soon()), name="ping")
+    task = asyncio.create_task(channel.asking.ping(deadline=soon()), name="ping")
     while (request := await peer.request())["type"] != "ping":
         pass
     await peer.send({"type": "pong", "nonce": "another"}, {"type": "pong", "nonce": request["nonce"]})
@@ -330,7 +331,7 @@ async def test_a_guest_that_floods_with_noise_is_not_listened_to_any_more(
     with pytest.raises(GuestError):
         await channel.exec(TRUE, GENERATION, deadline=soon())
     with pytest.raises(GuestError):
-        await channel.ping(deadline=soon())
+        await channel.asking.ping(deadline=soon())
     sending.cancel()  # The flood backs up on its own side.
     with pytest.raises(asyncio.CancelledError):
         await sending
@@ -361,7 +362,7 @@ async def test_every_wait_fails_when_the_machine_ends(ends: tuple[GuestChannel, 
         asyncio.create_task(channel.wait_booted(deadline=soon()), name="boot"),
         asyncio.create_task(channel.start_workload((), {}, deadline=soon()), name="start"),
         asyncio.create_task(channel.identified(GENERATION, deadline=soon()), name="identified"),
-        asyncio.create_task(channel.ping(deadline=soon()), name="ping"),
+        asyncio.create_task(channel.asking.ping(deadline=soon()), name="ping"),
     ]
     for _ in range(5):
         if (await peer.request())["type"] == "ping":
@@ -431,43 +432,43 @@ async def test_input_that_the_guest_could_not_read_is_refused_here(ends: tuple[G
 
 async def test_programs_stop_and_go_on_when_the_guest_says_so(ends: tuple[GuestChannel, Peer]) -> None:
     channel, peer = ends
-    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    freezing = asyncio.create_task(channel.asking.freeze(deadline=soon()), name="freeze")
     request = await peer.request()
     assert request["type"] == "freeze"
     await peer.send({"type": "frozen", "nonce": "another", "message": None})
     await peer.send({"type": "frozen", "nonce": request["nonce"], "message": None})
     await freezing
-    answer = channel.queue_thaw()
+    answer = channel.asking.queue_thaw()
     request = await peer.request()
     await peer.send({"type": "thawed", "nonce": request["nonce"], "message": None})
-    await channel.thawed(answer, deadline=soon())
+    await channel.asking.thawed(answer, deadline=soon())
 
 
 async def test_programs_that_do_not_stop_or_go_on_are_told_of_in_the_guests_words(
     ends: tuple[GuestChannel, Peer],
 ) -> None:
     channel, peer = ends
-    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    freezing = asyncio.create_task(channel.asking.freeze(deadline=soon()), name="freeze")
     await peer.send({"type": "frozen", "nonce": (await peer.request())["nonce"], "message": "x" * 1000})
     with pytest.raises(NotStill, match=r"machine m1 do not stand still: x{500}…$"):
         await freezing
     with pytest.raises(DeadlineExceeded, match="m1 did not stop its programs"):
-        await channel.freeze(deadline=soon(0.05))
-    answer = channel.queue_thaw()
+        await channel.asking.freeze(deadline=soon(0.05))
+    answer = channel.asking.queue_thaw()
     await peer.request()
     await peer.send({"type": "thawed", "nonce": (await peer.request())["nonce"], "message": "why"})
     with pytest.raises(GuestError, match="could not let its programs go on: why"):
-        await channel.thawed(answer, deadline=soon())
+        await channel.asking.thawed(answer, deadline=soon())
 
 
 async def test_whoever_waits_for_programs_learns_that_the_machine_is_gone(
     ends: tuple[GuestChannel, Peer],
 ) -> None:
     channel, peer = ends
-    answer = channel.queue_thaw()
-    freezing = asyncio.create_task(channel.freeze(deadline=soon()), name="freeze")
+    answer = channel.asking.queue_thaw()
+    freezing = asyncio.create_task(channel.asking.freeze(deadline=soon()), name="freeze")
     await peer.request()
     peer.close()
-    for waiting in (freezing, channel.thawed(answer, deadline=soon())):
+    for waiting in (freezing, channel.asking.thawed(answer, deadline=soon())):
         with pytest.raises(MachineGone):
             await waiting

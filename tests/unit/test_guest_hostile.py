@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from forktree_agent.engine.contract import AtCapacity, Command, MachineGone, TerminalSize
-from forktree_agent.engine.microvm import guest
 from forktree_agent.engine.microvm import guest_frames as frames
+from forktree_agent.engine.microvm import guest_line
 from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.kept_execs import (
     INPUT_WINDOW_BYTES,
@@ -145,7 +145,7 @@ async def test_requests_without_a_command_are_refused_too_while_much_waits(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel, peer, _ = ends
-    monkeypatch.setattr(guest, "_BACKLOG_BYTES", 1 << 20)
+    monkeypatch.setattr(guest_line, "BACKLOG_BYTES", 1 << 20)
     await begun(channel, peer)
     sent = 0
     with pytest.raises(AtCapacity, match="wait to be read by machine m1"):
@@ -153,7 +153,7 @@ async def test_requests_without_a_command_are_refused_too_while_much_waits(
             channel.kept.resize("a", TerminalSize(rows=1 + sent % 1000, cols=80))
             assert channel.unsent_bytes < 2 << 20
     with pytest.raises(AtCapacity):
-        await channel.ping(deadline=soon())
+        await channel.asking.ping(deadline=soon())
     channel.cancel("a")  # But what frees the guest is always let through.
     while (await peer.request())["type"] != "cancel":
         pass
@@ -182,6 +182,6 @@ async def test_a_flood_leaves_others_their_turn(
         await asyncio.sleep(0)
         most, before = max(most, channel.lines_read - before), channel.lines_read
     await sending
-    assert 0 < most <= guest.LINES_AT_ONCE
+    assert 0 < most <= guest_line.LINES_AT_ONCE
     assert read == (0 if line == b"\n" else 50_000)
     await channel_is_alive(channel, peer)

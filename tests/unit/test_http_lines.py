@@ -12,12 +12,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from forktree.wire_trees import Gone, Synced
-from forktree_agent.http import lines
+from forktree.wire_trees import Alive, Broken, Gone, Synced
+from forktree_agent.http import lines, streaming
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.requests import REQUEST_ID
 
 SECONDS = 20.0
+WORDS = lines.Words(Alive(), lambda refusal: Broken(error=refusal.sentence, code=refusal.code))
 
 
 class Script:
@@ -28,12 +29,15 @@ class Script:
         self.over = asyncio.Event()
         self.refused: Refusal | None = None
         self.breaks: Refusal | None = None
+        self.floods = False
         self.answered: web.StreamResponse | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         request[REQUEST_ID] = "req_1"
         try:
-            self.answered = await lines.answer(request, self.tell, still=self.still, alive_seconds=0.01)
+            self.answered = await lines.answer(
+                request, self.tell, WORDS, still=self.still, alive_seconds=0.01, asked_seconds=0.01
+            )
         except Refusal as err:
             return web.json_response({"code": err.code}, status=err.status)
         finally:
@@ -44,6 +48,8 @@ class Script:
         if self.breaks is not None and not self.go_on.is_set():
             raise self.breaks
         await say(Synced())
+        while self.floods:
+            await say(Gone(kind="session", id="a" * (1 << 16)))
         await self.go_on.wait()
         if self.breaks is not None:
             raise self.breaks
@@ -116,3 +122,28 @@ async def test_a_reader_that_goes_away_ends_it() -> None:
         await next_of(answer)
         answer.close()
         await asyncio.wait_for(script.over.wait(), SECONDS)
+
+
+async def test_a_reader_that_takes_nothing_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its connection says: else it would hold what there is a bound of for as long as it likes."""
+    monkeypatch.setattr(streaming, "TAKEN_SECONDS", 0.2)
+    script = Script()
+    script.floods = True
+    async with asking(script):  # Only its head is read.
+        await asyncio.wait_for(script.over.wait(), SECONDS)
+
+
+async def test_who_may_not_go_on_is_told_so_also_where_there_is_always_something_to_say() -> None:
+    script = Script()
+    script.floods = True
+    async with asking(script) as answer:
+        assert await next_of(answer) == {"type": "synced"}
+        script.refused = Refusal(Code.FORBIDDEN, "not any more")
+        last = b""
+        async for piece in answer.content.iter_any():
+            last = (last + piece)[-200:]
+    assert json.loads(last.splitlines()[-1]) == {
+        "type": "error",
+        "error": "not any more",
+        "code": "forbidden",
+    }

@@ -218,9 +218,9 @@ class Facade:
         """Since when nothing was done in `session`. None: nothing was since this agent started."""
         return self._activity.idle_seconds(session.metadata.uid)
 
-    def execs(self, session: Session) -> tuple[ExecState, ...]:
-        """The commands that can be asked for in `session`. Raises `MachineGone`."""
-        return self._engine.execs(self._there(session).id)
+    async def execs(self, session: Session, *, deadline: float) -> tuple[ExecState, ...]:
+        """The commands that can be asked for in `session`. Raises `MachineGone`, `DeadlineExceeded`."""
+        return await self._engine.execs_told(self._there(session).id, deadline=deadline)
 
     async def attach(self, session: Session, exec_id: str, *, deadline: float) -> ExecResult:
         """The end of a command that another call began, or that ran at the session's fork.

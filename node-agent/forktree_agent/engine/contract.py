@@ -684,7 +684,14 @@ class Engine(Protocol):
         ...
 
     def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
-        """The commands that can be asked for in a machine, in order of their ids. Raises `MachineGone`."""
+        """The commands that can be asked for in a machine, in order of their ids. Raises `MachineGone`.
+
+        Those that began before this agent did are among them as soon as the machine has told of them.
+        """
+        ...
+
+    async def execs_told(self, machine: MachineId, *, deadline: float) -> tuple[ExecState, ...]:
+        """The same once it has, or has not within seconds. Raises `MachineGone`, `DeadlineExceeded`."""
         ...
 
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:

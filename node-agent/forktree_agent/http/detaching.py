@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+import math
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
@@ -23,15 +23,10 @@ from forktree.wire_exec import (
 )
 from forktree_agent.control.facade import Facade
 from forktree_agent.engine.contract import ExecChunk, ExecEnd, ExecReader, ExecState
-from forktree_agent.http.allowing import while_allowed
+from forktree_agent.http import lines
 from forktree_agent.http.executing import MARGIN_SECONDS, command_of, running
-from forktree_agent.http.streaming import Pieces, lines
-
-Still = Callable[[], Awaitable[None]]
-"""Returns if the caller still may. Raises `Refusal`."""
-
-ALIVE_SECONDS = 8.0
-"""Ten are promised."""
+from forktree_agent.http.lines import Say, Still, Words
+from forktree_agent.http.streaming import error_of
 
 INPUT_SECONDS = 60.0
 """For a command to take its input: one that reads nothing holds up whoever writes to it."""
@@ -87,32 +82,29 @@ async def stream_again(
     return await _told(asked, found, still)
 
 
+_WORDS = Words(StreamAlive(), error_of)
+
+
 async def _told(
     asked: web.Request, reading: AbstractAsyncContextManager[ExecReader], still: Still
 ) -> web.StreamResponse:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = asyncio.get_running_loop().time()
 
-    async def tell(pieces: Pieces) -> None:
-        await pieces.line(StreamStarted(id=reader.id))
+    async def tell(say: Say) -> None:
+        await say(StreamStarted(id=reader.id))
         while True:
-            match await reader.next(deadline=loop.time() + ALIVE_SECONDS):
-                case None:
-                    await pieces.line(StreamAlive())
+            match await reader.next(deadline=math.inf):
                 case ExecChunk(stream=which, offset=offset, data=data):
                     data_base64 = base64.b64encode(data).decode()
-                    await pieces.line(
-                        StreamOutput(stream=which.value, offset=offset, data_base64=data_base64)
-                    )
+                    await say(StreamOutput(stream=which.value, offset=offset, data_base64=data_base64))
                 case ExecEnd() as end:
-                    return await pieces.line(_end(reader.id, end, (loop.time() - began) * 1000))
-
-    async def tell_if_allowed(pieces: Pieces) -> None:
-        async with while_allowed(still):
-            await tell(pieces)
+                    took_ms = (asyncio.get_running_loop().time() - began) * 1000
+                    return await say(_end(reader.id, end, took_ms))
+                case None:
+                    pass  # There is no deadline.
 
     async with reading as reader:
-        return await lines(asked, tell_if_allowed)
+        return await lines.answer(asked, tell, _WORDS, still=still)
 
 
 def _end(exec_id: str, end: ExecEnd, took_ms: float) -> StreamEnd:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -32,15 +33,31 @@ promise that nothing was begun, so that a POST may be sent again as it is.
 """
 
 
-def document(routes: Iterable[Route], open_routes: Iterable[OpenRoute]) -> Json:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Routes that stand apart in the document, under a tag of their own."""
+
+    tag: str
+    about: str
+    routes: tuple[Route, ...]
+
+
+def document(
+    routes: Iterable[Route], open_routes: Iterable[OpenRoute], sections: Iterable[Section] = ()
+) -> Json:
     """The whole document, the same for the same tables."""
-    routes, open_routes = tuple(routes), tuple(open_routes)
+    own, open_routes, sections = tuple(routes), tuple(open_routes), tuple(sections)
+    routes = (*own, *(route for section in sections for route in section.routes))
     schemas, components = _schemas(routes, open_routes)
     paths: Json = {}
-    for route in routes:
+    for route in own:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
+    for section in sections:
+        for route in section.routes:
+            operation: Json = {**_operation(route, schemas, components), "tags": [section.tag]}
+            paths.setdefault(route.path, {})[route.method.lower()] = operation
     for each in open_routes:
-        operation: Json = {
+        operation = {
             "summary": each.summary,
             "operationId": _operation_id("GET", each.path),
             "security": [],
@@ -61,6 +78,7 @@ def document(routes: Iterable[Route], open_routes: Iterable[OpenRoute]) -> Json:
             {"url": "/v1", "description": "The namespace of the caller's own service account."},
         ],
         "security": [{"token": []}],
+        "tags": [{"name": section.tag, "description": section.about} for section in sections],
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": dict(sorted(components.items())),

@@ -53,6 +53,20 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 
+EXISTING_CLIENTS: Final = openapi.Section(
+    tag="existing clients",
+    about="What clients of another protocol ask for; docs/existing-clients.md says which. A few paths that it"
+    " has in common with this API have further keys in their answers, for both.",
+    routes=tuple(
+        route
+        for route in GATEWAY.routes
+        if (route.method, route.path) not in {(each.method, each.path) for each in ROUTES}
+    ),
+)
+"""The daemon's surface is in no document: below a path of its own it has paths of this API that mean
+something else there, and most of its callers use a socket."""
+
+
 async def _openapi(_: web.Request) -> web.Response:
     return bodies.whole(_encoded())
 
@@ -68,9 +82,14 @@ OPEN: Final[tuple[OpenRoute, ...]] = (
 )
 
 
+def document() -> openapi.Json:
+    """The OpenAPI document of all that is served."""
+    return openapi.document(ROUTES, OPEN, (EXISTING_CLIENTS,))
+
+
 @cache
 def _encoded() -> bytes:
-    return msgspec.json.encode(openapi.document(ROUTES, OPEN))
+    return msgspec.json.encode(document())
 
 
 PREFIXES: Final = ("", "/ns/{namespace}")
@@ -101,6 +120,5 @@ class Api:
                 # The gateway's answer to the same is the native one with further keys.
                 if (route.method, route.path) not in GATEWAY.paths
             ),
-            # Not ours to describe, so in no document of this API.
             *(route for surface in (GATEWAY, DAEMON) for route in surface.declared(self._parts)),
         ]

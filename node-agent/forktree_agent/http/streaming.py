@@ -1,7 +1,7 @@
-"""Answers that are sent piece by piece, lines of JSON or bytes, at the pace at which their reader takes them.
+"""Answers that are sent piece by piece, at the pace at which their reader takes them.
 
-Once such an answer has begun its status is out, so whatever goes wrong later is told in the answer itself:
-as a last line, or by an end that is none, which every client of HTTP notices.
+Once such an answer has begun its status is out, so whatever goes wrong later is told in the answer itself: as
+a last line (`lines.py`), or by an end that is none, which every client of HTTP notices.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from forktree.errors import ForktreeError
-from forktree.wire import Answer
 from forktree.wire_exec import StreamError
-from forktree_agent.http import bodies
 from forktree_agent.http.errors import Refusal, place_of, refusal_of
 from forktree_agent.http.requests import LAST, REQUEST_ID
 
@@ -30,33 +28,49 @@ TAKEN_SECONDS = 30.0
 
 
 class Pieces:
-    """The answer, once its head is sent."""
+    """The answer. Its head is sent with the first of them."""
 
-    def __init__(self, response: web.StreamResponse) -> None:
-        self._response = response
+    def __init__(self, request: web.Request, headers: Mapping[str, str], status: int) -> None:
+        self._request = request
+        # A name may be there several times.
+        self._response = web.StreamResponse(status=status, headers=CIMultiDict(headers))
+        self._response.headers["X-Request-Id"] = request[REQUEST_ID]
+        if LAST in request:
+            self._response.force_close()
+        self._is_stuck = False
+
+    @property
+    def begun(self) -> bool:
+        return self._response.prepared
 
     async def send(self, data: bytes) -> None:
         """Waits while the reader is behind. Raises `ConnectionError` once it is gone."""
+        if self._is_stuck:
+            raise ConnectionError("the reader takes nothing")
         try:
             async with asyncio.timeout(TAKEN_SECONDS):
+                await self._begin()
                 await self._response.write(data)
         except TimeoutError as err:
+            self._is_stuck = True
             raise ConnectionError("the reader takes nothing") from err
 
-    async def line(self, body: Answer) -> None:
-        await self.send(bodies.encode(body) + b"\n")
+    async def end(self) -> web.StreamResponse:
+        """That was all."""
+        await self._begin()
+        await self._response.write_eof()
+        return self._response
 
+    def break_off(self) -> web.StreamResponse:
+        """An end that is none."""
+        self._response.force_close()
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        return self._response
 
-async def lines(request: web.Request, tell: Callable[[Pieces], Awaitable[None]]) -> web.StreamResponse:
-    """An answer of lines, all of which `tell` sends. What it raises becomes the last one."""
-
-    async def told(pieces: Pieces) -> None:
-        try:
-            await tell(pieces)
-        except (Refusal, ForktreeError) as err:
-            await pieces.line(error_of(err))
-
-    return await pieces(request, told, {"Content-Type": NDJSON})
+    async def _begin(self) -> None:
+        if not self.begun:
+            await self._response.prepare(self._request)
 
 
 async def pieces(
@@ -65,31 +79,25 @@ async def pieces(
     headers: Mapping[str, str],
     status: int = HTTPStatus.OK,
 ) -> web.StreamResponse:
-    """An answer of bytes, all of which `tell` sends. What it raises breaks the answer off."""
-    # A name may be there several times.
-    response = web.StreamResponse(status=status, headers=CIMultiDict(headers))
-    response.headers["X-Request-Id"] = request[REQUEST_ID]
-    if LAST in request:
-        response.force_close()
-    await response.prepare(request)
+    """An answer of bytes, all of which `tell` sends. What it raises is raised before the first of them, and
+    breaks the answer off afterwards."""
+    out = Pieces(request, headers, status)
     try:
-        await tell(Pieces(response))
-        await response.write_eof()
-    except (ConnectionError, Refusal, ForktreeError) as err:
+        await tell(out)
+        return await out.end()
+    except ConnectionError as err:
         log.info("answer_broken_off id=%s error=%s", request[REQUEST_ID], type(err).__name__)
-        _break_off(request, response)
+        return out.break_off()
     except Exception as err:
-        log.error(  # noqa: TRY400  # Its message may quote what was sent.
-            "request_crashed id=%s error=%s\n%s", request[REQUEST_ID], type(err).__name__, place_of(err)
-        )
-        _break_off(request, response)
-    return response
-
-
-def _break_off(request: web.Request, response: web.StreamResponse) -> None:
-    response.force_close()
-    if request.transport is not None:
-        request.transport.abort()
+        if not out.begun:
+            raise
+        if isinstance(err, Refusal | ForktreeError):
+            log.info("answer_broken_off id=%s error=%s", request[REQUEST_ID], type(err).__name__)
+        else:
+            log.error(  # noqa: TRY400  # Its message may quote what was sent.
+                "request_crashed id=%s error=%s\n%s", request[REQUEST_ID], type(err).__name__, place_of(err)
+            )
+        return out.break_off()
 
 
 def error_of(err: Refusal | ForktreeError) -> StreamError:

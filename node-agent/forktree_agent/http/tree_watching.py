@@ -99,7 +99,7 @@ async def follow(client: KubeClient, root: Session, say: Callable[[Answer], Awai
         "sessions": watch(client, Session, namespace=metadata.namespace, label_selector=selector),
         "forks": watch(client, Fork, namespace=metadata.namespace, label_selector=selector),
     }
-    gone: ConnectionResetError | None = None
+    gone: ConnectionError | None = None
     async with asyncio.TaskGroup() as tasks:
         following = [
             tasks.create_task(_follow(name, stream, events), name=f"follow-tree-{name}")
@@ -107,7 +107,7 @@ async def follow(client: KubeClient, root: Session, say: Callable[[Answer], Awai
         ]
         try:
             await _tell(events, view, say)
-        except ConnectionResetError as err:
+        except ConnectionError as err:
             gone = err  # By itself, and not as one of a group.
         finally:
             for task in following:

@@ -218,7 +218,7 @@ def _name(probe: Probe) -> str:
 async def _ask(vmm: Vmm, probe: Probe, *, deadline: float) -> str | None:
     """None if the machine is ready, else why not."""
     if isinstance(probe.ask, HttpGet):
-        answer = await vmm.guest.http_get(
+        answer = await vmm.guest.asking.http_get(
             probe.ask.port, probe.ask.path, timeout_seconds=probe.timeout_seconds, deadline=deadline
         )
         if answer.status is None:

@@ -373,6 +373,11 @@ class MicroVmEngine:
     def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         return self._running(machine).vmm.guest.execs()
 
+    async def execs_told(self, machine: MachineId, *, deadline: float) -> tuple[ExecState, ...]:
+        guest = (await self._heard(machine, deadline=deadline)).vmm.guest
+        await guest.kept.told(deadline=deadline)
+        return guest.execs()
+
     async def attach(self, machine: MachineId, exec_id: str, *, deadline: float) -> ExecResult:
         live = await self._heard(machine, deadline=deadline)
         return await live.vmm.guest.attach(exec_id, deadline=deadline)

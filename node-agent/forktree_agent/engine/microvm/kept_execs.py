@@ -146,11 +146,16 @@ class KeptExecs:
 
     async def find(self, exec_id: str, *, deadline: float) -> KeptExec:
         """The command of this id, also just after another agent's: the guest is about to tell of those."""
-        if exec_id not in self._execs and self._told is not None:
+        if exec_id not in self._execs:
+            await self.told(deadline=deadline)
+        return self.of(exec_id)
+
+    async def told(self, *, deadline: float) -> None:
+        """Until the guest has said which commands there are, where it is to say so."""
+        if self._told is not None:
             soon = min(deadline, self._loop.time() + RECALL_SECONDS)
             with suppress(DeadlineExceeded):  # It says nothing, so it has none.
                 await self._line.wait(self._told, "tell which commands it has", soon)
-        return self.of(exec_id)
 
     def of(self, exec_id: str) -> KeptExec:
         known = self._execs.get(exec_id)

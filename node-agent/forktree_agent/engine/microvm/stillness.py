@@ -40,7 +40,7 @@ async def hold(vmm: Vmm, *, deadline: float) -> None:
         return
     latest = asyncio.get_running_loop().time() + STILL_SECONDS
     try:
-        await vmm.guest.freeze(deadline=min(deadline, latest))
+        await vmm.guest.asking.freeze(deadline=min(deadline, latest))
     except BaseException as err:
         let_go(vmm)  # It may have done it and be late in telling.
         if isinstance(err, DeadlineExceeded):
@@ -53,11 +53,11 @@ def let_go(vmm: Vmm) -> asyncio.Future[Thawed] | None:
     if not is_needed(vmm.build):
         return None
     with suppress(MachineGone):  # Then nothing is left that could.
-        return vmm.guest.queue_thaw()
+        return vmm.guest.asking.queue_thaw()
     return None
 
 
 async def gone_on(vmm: Vmm, going: asyncio.Future[Thawed], *, deadline: float) -> None:
     """Until the programs go on. Raises `MachineGone`, `DeadlineExceeded`."""
     latest = asyncio.get_running_loop().time() + STILL_SECONDS
-    await vmm.guest.thawed(going, deadline=min(deadline, latest))
+    await vmm.guest.asking.thawed(going, deadline=min(deadline, latest))

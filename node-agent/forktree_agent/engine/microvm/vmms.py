@@ -15,8 +15,9 @@ from forktree_agent.engine.contract import AtCapacity, EgressForbidden, EngineEr
 from forktree_agent.engine.microvm import egress
 from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
-from forktree_agent.engine.microvm.guest import GuestChannel, GuestError
+from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.guest_execs import ExecTally
+from forktree_agent.engine.microvm.guest_line import GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.monitor import Monitor

@@ -211,6 +211,9 @@ class NullEngine:
     async def kill_exec(self, machine: MachineId, exec_id: str, *, deadline: float) -> bool:
         raise self._unknown(machine, exec_id)
 
+    async def execs_told(self, machine: MachineId, *, deadline: float) -> tuple[ExecState, ...]:
+        return self.execs(machine)
+
     def execs(self, machine: MachineId) -> tuple[ExecState, ...]:
         self._there(machine)
         return ()

@@ -119,7 +119,7 @@ async def _get(visiting: Visit, request: web.Request) -> web.StreamResponse:
 
 
 async def _exec(visiting: Visit, request: web.Request) -> web.StreamResponse:
-    wanted = await bodies.read(request, wire.Exec)
+    wanted = await bodies.read(request, wire.SandboxExec)
     ended = await sandboxes.executed(visiting, request.match_info["session_id"], wanted)
     return await ended.answer(request)
 
@@ -178,7 +178,7 @@ _CALLS: Final = (
         summary="Run a command to its end",
         answering=_exec,
         rights=(Right("create", "sessions/exec"),),
-        body=wire.Exec,
+        body=wire.SandboxExec,
         answer=wire.ExecAnswer,
     ),
     _Call(

@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from forktree.models import SessionState, SessionTemplate
+from forktree.wire_trees import Nothing
 from forktree_agent.http import bodies, changing, finding
 from forktree_agent.http.collimate import closing, environments, labels, listing, sandboxes, wire
 from forktree_agent.http.collimate.sandboxes import Elsewhere
@@ -62,7 +63,7 @@ async def _expect(asked: Asked) -> web.StreamResponse:
 
 async def _release(asked: Asked) -> web.StreamResponse:
     name = asked.named("template_id")
-    await asked.body(wire.Nothing)
+    await asked.body(Nothing)
     released_at = await environments.release(visit(asked), name)
     return await bodies.answer(wire.Released(id=name, released=True, released_at=released_at))
 
@@ -96,7 +97,7 @@ async def _get(asked: Asked) -> web.StreamResponse:
 
 
 async def _exec(asked: Asked) -> web.StreamResponse:
-    wanted = await asked.body(wire.Exec)
+    wanted = await asked.body(wire.SandboxExec)
     ended = await sandboxes.executed(visit(asked), asked.session_id, wanted)
     return await ended.answer(asked.request)
 
@@ -128,7 +129,7 @@ async def _resume(asked: Asked) -> web.StreamResponse:
 
 
 async def _put_into(asked: Asked, state: SessionState) -> web.StreamResponse:
-    await asked.body(wire.Nothing)
+    await asked.body(Nothing)
     session = await finding.look(asked, asked.session_id)
     if isinstance(session, str):
         raise Elsewhere(session, asked.seen + finding.WAIT_SECONDS)
@@ -226,7 +227,7 @@ GATEWAY: Final = Surface(
             summary="Keep as many machines waiting as before",
             handler=_release,
             rights=(Right("patch", "sessiontemplates"),),
-            body=wire.Nothing,
+            body=Nothing,
             answers={HTTPStatus.OK: (wire.Released,)},
         ),
         Route(
@@ -268,7 +269,7 @@ GATEWAY: Final = Surface(
             summary="Run a command to its end",
             handler=handed_on(_exec),
             rights=(Right("create", "sessions/exec"),),
-            body=wire.Exec,
+            body=wire.SandboxExec,
             answers={HTTPStatus.OK: (wire.ExecAnswer,)},
         ),
         Route(
@@ -286,7 +287,7 @@ GATEWAY: Final = Surface(
             summary="Let a sandbox stand still",
             handler=handed_on(_suspend),
             rights=(Right("patch", "sessions"),),
-            body=wire.Nothing,
+            body=Nothing,
             answers={HTTPStatus.OK: (wire.SandboxState,)},
         ),
         Route(
@@ -295,7 +296,7 @@ GATEWAY: Final = Surface(
             summary="Let a sandbox go on",
             handler=handed_on(_resume),
             rights=(Right("patch", "sessions"),),
-            body=wire.Nothing,
+            body=Nothing,
             answers={HTTPStatus.OK: (wire.SandboxState,)},
         ),
         Route(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forktree_agent.control.identity import SEED_VARIABLE
-from forktree_agent.http.collimate.wire import Exec, File
+from forktree_agent.http.collimate.wire import File, SandboxExec
 
 INTERPRETER_VARIABLE: Final = "FORKTREE_INTERPRETER"
 """In a template's `env`: the program that `code` is for."""
@@ -45,7 +45,7 @@ class Program:
     stdin: str
 
 
-def program(wanted: Exec) -> Program:
+def program(wanted: SandboxExec) -> Program:
     """The command that does all of `wanted`: its files first, and no command where one cannot be written."""
     files, code_file, command = list(wanted.files), "", ":"
     if wanted.command is not None:

@@ -16,13 +16,12 @@ from forktree.errors import ForktreeError
 from forktree.kube.client import KubeClient
 from forktree.kube.errors import NotFound
 from forktree.models import Session
-from forktree.wire import CreateSession, ForkSession, SessionCreated, SessionForked
-from forktree.wire import Exec as NativeExec
+from forktree.wire import CreateSession, Exec, ForkSession, SessionCreated, SessionForked
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.identity import SEED_VARIABLE
 from forktree_agent.http import executing, forking, locating, outputs
 from forktree_agent.http.collimate.programs import program
-from forktree_agent.http.collimate.wire import Egress, Exec, ExecAnswer, OneShot
+from forktree_agent.http.collimate.wire import Egress, ExecAnswer, OneShot, SandboxExec
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.executing import Finished
 from forktree_agent.http.holding import Held
@@ -84,7 +83,7 @@ async def opened(
     return body
 
 
-async def executed(visit: Visit, session_id: str, wanted: Exec) -> Ended:
+async def executed(visit: Visit, session_id: str, wanted: SandboxExec) -> Ended:
     """How the command ended; it is killed where its caller goes first. Raises `Refusal` and `Elsewhere`."""
     seed = seed_of(wanted)
     start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
@@ -94,7 +93,7 @@ async def executed(visit: Visit, session_id: str, wanted: Exec) -> Ended:
     if node := locating.other_node(visit.facade, session):
         raise Elsewhere(node, start_by + wanted.timeout_seconds + executing.MARGIN_SECONDS)
     todo = program(wanted)
-    command = NativeExec(
+    command = Exec(
         argv=todo.argv, stdin=todo.stdin, env={SEED_VARIABLE: seed}, timeout_seconds=wanted.timeout_seconds
     )
     finished = await executing.execute(
@@ -145,7 +144,7 @@ async def forked(
     return body
 
 
-def seed_of(wanted: Exec) -> str:
+def seed_of(wanted: SandboxExec) -> str:
     """The seed that was given, or a random one. Raises `Refusal`."""
     if wanted.seed is None:
         return secrets.token_hex(32)
@@ -161,7 +160,7 @@ def refuse_network(egress: Egress | None) -> None:
         raise Refusal(Code.BAD_REQUEST, sentence)
 
 
-def _ended(finished: Finished, wanted: Exec, seed: str, seen: float) -> Ended:
+def _ended(finished: Finished, wanted: SandboxExec, seed: str, seen: float) -> Ended:
     result = finished.result
     output = tuple(each for each in (result.stdout, result.stderr) if each)
     if result.timed_out:

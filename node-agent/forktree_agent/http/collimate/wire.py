@@ -43,7 +43,7 @@ class File(Request):
     content: Text
 
 
-class Exec(Request):
+class SandboxExec(Request):
     """What is to be run. Of several, `command` counts before `commands`, and those before `code`."""
 
     command: Text | None = None
@@ -64,7 +64,7 @@ class Exec(Request):
         return self
 
 
-class OneShot(Exec):
+class OneShot(SandboxExec):
     """`POST …/exec` of the daemon: a session for one command."""
 
     template_id: ObjectName
@@ -100,10 +100,6 @@ class ForkSandbox(Request):
         if self.labels is not None and len(self.labels) != self.count:
             raise ValueError(f"`labels` has {len(self.labels)} entries for {self.count} children")
         return self
-
-
-class Nothing(Request):
-    """The body of a call that says all by its path."""
 
 
 class Connect(Request):

@@ -76,7 +76,7 @@ async def _execs(asked: Asked) -> web.StreamResponse:
     if node := locating.other_node(asked.facade, session):
         return await asked.session_elsewhere(node, "execs", end_by=start_by)
     session = await executing.running(asked.facade, session, start_by)
-    return await bodies.answer(detaching.listed(asked.facade.execs(session)))
+    return await bodies.answer(detaching.listed(await asked.facade.execs(session, deadline=start_by)))
 
 
 async def _attach(asked: Asked) -> web.StreamResponse:

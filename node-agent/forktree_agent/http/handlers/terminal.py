@@ -85,7 +85,7 @@ async def _opened(
     """The running command of this id, or else a new one."""
     facade, size = asked.facade, TerminalSize(rows=query.rows, cols=query.cols)
     begin_by = start_by + executing.MARGIN_SECONDS
-    if query.id is not None and _runs(asked, session, query.id):
+    if query.id is not None and await _runs(asked, session, query.id, begin_by):
         await facade.resize(session, query.id, size)
         return facade.reading(session, query.id, stdout_offset=0, stderr_offset=0, deadline=begin_by)
     command = Command(
@@ -98,8 +98,9 @@ async def _opened(
     return facade.streaming(session, command, deadline=begin_by)
 
 
-def _runs(asked: Asked, session: Session, exec_id: str) -> bool:
-    return any(each.id == exec_id and not each.ended for each in asked.facade.execs(session))
+async def _runs(asked: Asked, session: Session, exec_id: str, deadline: float) -> bool:
+    there = await asked.facade.execs(session, deadline=deadline)
+    return any(each.id == exec_id and not each.ended for each in there)
 
 
 async def _down(reader: ExecReader, socket: web.WebSocketResponse) -> None:

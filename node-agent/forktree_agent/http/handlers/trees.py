@@ -59,6 +59,9 @@ async def _memory(asked: Asked, tree: trees.Grown) -> dict[Uid, MemoryUse]:
     return {each.metadata.uid: use for each, use in zip(here, weighed, strict=True) if use is not None}
 
 
+_WORDS = lines.Words(Alive(), lambda refusal: Broken(error=refusal.sentence, code=refusal.code))
+
+
 async def _watch(asked: Asked, session: Session) -> web.StreamResponse:
     root = await root_of(asked.client, asked.facade, session)
     if root is None:
@@ -69,7 +72,7 @@ async def _watch(asked: Asked, session: Session) -> web.StreamResponse:
         await tree_watching.follow(asked.client, root, say)
 
     with asked.parts.watchers.one_more():
-        return await lines.answer(asked.request, tell, still=asked.still_may)
+        return await lines.answer(asked.request, tell, _WORDS, still=asked.still_may)
 
 
 ROUTES: Final = (
