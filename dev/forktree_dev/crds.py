@@ -6,10 +6,9 @@ with null, no titles. What JSON schema cannot say (CEL rules, list kinds, column
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -19,6 +18,7 @@ from pydantic import JsonValue
 from forktree.models import Fork, ForkNode, Session, SessionTemplate
 from forktree.models.base import GROUP, VERSION, ApiObject
 from forktree.models.schema import Column
+from forktree_dev.generated import surplus, write_or_check
 
 Schema = dict[str, JsonValue]
 
@@ -235,38 +235,19 @@ def _list(value: JsonValue) -> list[JsonValue]:
     return value
 
 
-def stale(directory: Path, files: Mapping[str, str]) -> list[str]:
-    """Names of files in `directory` that are not as they would be written, missing and surplus ones too."""
-    known = {path.name: path.read_text() for path in directory.glob("*.yaml")}
-    return sorted(name for name in known.keys() | files.keys() if known.get(name) != files.get(name))
+def files() -> dict[Path, str]:
+    """What is to be in each of the folders."""
+    rendered = {file_name(model): render(model) for model in KINDS}
+    return {folder / name: text for folder in DIRECTORIES for name, text in rendered.items()}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m forktree_dev.crds", description="Write the CRDs.")
-    parser.add_argument("--directory", type=Path, help="another place than where they are kept")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
-    arguments = parser.parse_args()
-    directories = [arguments.directory] if arguments.directory else DIRECTORIES
-    files = {file_name(model): render(model) for model in KINDS}
-    found = [_write(directory, files, check=arguments.check) for directory in directories]
-    return 1 if arguments.check and any(found) else 0
-
-
-def _write(directory: Path, files: Mapping[str, str], *, check: bool) -> list[str]:
-    """Make `directory` hold these files and no others, or only say what is stale. Names of those."""
-    names = stale(directory, files)
-    if check:
-        for name in names:
-            print(f"{directory / name} is stale: run make generate", file=sys.stderr)
-        return names
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if name in files:
-            (directory / name).write_text(files[name])
-        else:
-            (directory / name).unlink()
-        print(f"wrote {name}" if name in files else f"removed {name}")
-    return names
+    return write_or_check(
+        files(),
+        prog="python -m forktree_dev.crds",
+        description="Write the CRDs.",
+        remove=surplus(DIRECTORIES, "*.yaml", files()),
+    )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 
-def write_or_check(files: Mapping[Path, str], *, prog: str, description: str) -> int:
-    """Write those of `files` that are not as they should be; with `--check` only say which. The exit code."""
+def surplus(folders: Iterable[Path], pattern: str, files: Collection[Path]) -> list[Path]:
+    """What is in `folders` under such a name and not among `files`."""
+    found = {path for folder in folders for path in folder.glob(pattern)}
+    return sorted(found - set(files))
+
+
+def write_or_check(
+    files: Mapping[Path, str], *, prog: str, description: str, remove: Iterable[Path] = ()
+) -> int:
+    """Write those of `files` that are not as they should be, and `remove` others. The exit code.
+
+    With `--check` only say which.
+    """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
     check: bool = parser.parse_args().check
@@ -21,4 +32,11 @@ def write_or_check(files: Mapping[Path, str], *, prog: str, description: str) ->
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
             print(f"wrote {file.name}")
-    return 1 if check and stale else 0
+    gone = list(remove)
+    for file in gone:
+        if check:
+            print(f"{file} is not to be there: run make generate", file=sys.stderr)
+        else:
+            file.unlink()
+            print(f"removed {file.name}")
+    return 1 if check and (stale or gone) else 0

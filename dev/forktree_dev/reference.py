@@ -6,14 +6,12 @@ what the API server does.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from pydantic import JsonValue
@@ -22,6 +20,7 @@ from forktree.models.base import API_VERSION, ApiObject
 from forktree.models.conditions import ConditionType
 from forktree.models.reasons import BAKE_STEPS, FORK_STEPS, SESSION_STEPS, Reason
 from forktree_dev.crds import KINDS, REPOSITORY, Schema, object_schema
+from forktree_dev.generated import write_or_check
 
 FILE: Final = REPOSITORY / "docs" / "reference.md"
 _RULES: Final = "x-kubernetes-validations"
@@ -190,22 +189,9 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m forktree_dev.reference", description="Write the reference."
+    return write_or_check(
+        {FILE: render()}, prog="python -m forktree_dev.reference", description="Write the reference."
     )
-    parser.add_argument("--file", type=Path, default=FILE, help="where it is kept")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    arguments = parser.parse_args()
-    file: Path = arguments.file
-    text = render()
-    if file.exists() and file.read_text() == text:
-        return 0
-    if arguments.check:
-        print(f"{file} is stale: run make generate", file=sys.stderr)
-        return 1
-    file.write_text(text)
-    print(f"wrote {file.name}")
-    return 0
 
 
 if __name__ == "__main__":

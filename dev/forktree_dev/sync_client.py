@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Final
 import unasync
 
 from forktree_dev.crds import REPOSITORY
+from forktree_dev.generated import surplus, write_or_check
 
 SOURCE: Final = REPOSITORY / "sdk" / "forktree" / "_async"
 TARGET: Final = SOURCE.with_name("_sync")
@@ -58,25 +58,13 @@ def _tidied(name: str, text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m forktree_dev.sync_client", description="Write the sync client."
+    files = {TARGET / name: text for name, text in render().items()}
+    return write_or_check(
+        files,
+        prog="python -m forktree_dev.sync_client",
+        description="Write the sync client.",
+        remove=surplus([TARGET], "*.py", files),
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    arguments = parser.parse_args()
-    rendered = render()
-    present = {path.name: path.read_text() for path in sorted(TARGET.glob("*.py"))}
-    if present == rendered:
-        return 0
-    if arguments.check:
-        print(f"{TARGET} is stale: run make generate", file=sys.stderr)
-        return 1
-    TARGET.mkdir(exist_ok=True)
-    for name in present.keys() - rendered.keys():
-        (TARGET / name).unlink()
-    for name, text in rendered.items():
-        (TARGET / name).write_text(text)
-    print(f"wrote {TARGET.name}")
-    return 0
 
 
 if __name__ == "__main__":

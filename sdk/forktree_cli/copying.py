@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from forktree import AsyncSession
+from forktree.errors import Conflict, NotFound
 from forktree_cli.asked import Asked, Output, add
 from forktree_cli.showing import print_json, print_names
 
@@ -84,8 +85,15 @@ async def _download(session: AsyncSession, path: str, target: str) -> str:
 
 
 async def _is_folder(session: AsyncSession, path: str) -> bool:
-    """By what the folder above has under that name. A link is taken for a file."""
+    """By what the folder above has under that name. A link is what it leads to."""
     if path.endswith("/"):
         return True
     above, name = posixpath.split(path)
-    return any(each.name == name and each.type == "directory" for each in await session.files(above or "/"))
+    kind = next((each.type for each in await session.files(above or "/") if each.name == name), None)
+    if kind != "symlink":
+        return kind == "directory"
+    try:
+        await session.files(path)
+    except (Conflict, NotFound):  # It leads to a file, or nowhere, as the copy is going to say.
+        return False
+    return True

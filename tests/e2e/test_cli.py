@@ -100,6 +100,11 @@ async def test_every_answer_is_json_where_that_is_asked_for(whole: Whole, tmp_pa
     local = tmp_path / "x"
     local.write_text("x")
     assert (await ask("cp", str(local), f"{best}:/tmp/x")).json["to"] == f"{best}:/tmp/x"
+    links = "mkdir /tmp/run7; mv /tmp/x /tmp/run7; ln -s run7 /tmp/latest; ln -s run7/x /tmp/link"
+    await whole.sh(best, links)
+    await ask("cp", f"{best}:/tmp/latest", str(tmp_path / "run"))
+    await ask("cp", f"{best}:/tmp/link", str(tmp_path / "y"))
+    assert (tmp_path / "run" / "x").read_text() == (tmp_path / "y").read_text() == "x"
     assert (await ask("prune", "root")).json == [{"session_id": "root", "deleted": True}]
     gone = await forktree(environment(whole), "tree", "root")
     assert (gone.exit_code, gone.out, len(gone.err.splitlines())) == (1, "", 1)

@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+import tarfile
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -351,6 +352,37 @@ async def test_a_terminal_that_is_refused_says_why(agent: RoutedAgent, run: Run)
         ) as process:
             _, err = await process.communicate()
     assert (process.returncode, err) == (1, b"forktree: session s was released\n")
+
+
+async def test_a_link_in_a_session_is_copied_as_what_it_leads_to(
+    agent: RoutedAgent, run: Run, tmp_path: Path
+) -> None:
+    def entry(name: str, kind: str) -> dict[str, object]:
+        return {"name": name, "type": kind, "bytes": 0, "mode": "0755", "mtime": 0.0}
+
+    async def listed(request: web.Request) -> web.StreamResponse:
+        match request.query["path"]:
+            case "/tmp":
+                links = [entry("latest", "symlink"), entry("note", "symlink")]
+                return await says({"entries": links})(request)
+            case "/tmp/latest":
+                return await says({"entries": [entry("log", "file")]})(request)
+            case _:
+                return await refuses("conflict", 409, "that is a file, not a directory")(request)
+
+    async def packed(_: web.Request) -> web.StreamResponse:
+        with io.BytesIO() as made:
+            with tarfile.open(fileobj=made, mode="w") as archive:
+                archive.addfile(tarfile.TarInfo("log"), io.BytesIO())
+            return web.Response(body=made.getvalue(), content_type="application/x-tar")
+
+    agent.answers["GET /sessions/s/files/list"] = listed
+    agent.answers["GET /sessions/s/tar"] = packed
+    agent.answers["GET /sessions/s/files"] = says({"of": "note"})
+    assert (await run("cp", "s:/tmp/latest", tmp_path / "run")).exit_code == 0
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["log"]
+    assert (await run("cp", "s:/tmp/note", tmp_path / "note")).exit_code == 0
+    assert (tmp_path / "note").is_file()
 
 
 async def test_files_go_in_and_out(agent: RoutedAgent, run: Run, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def ends() -> AsyncIterator[tuple[GuestChannel, Peer]]:
     peer.close()
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 20.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from itertools import count
 
 import msgspec
 import pytest
 
+from forktree_agent.commons import Commons
 from forktree_agent.engine.contract import AtCapacity, Command, MachineGone, TerminalSize
 from forktree_agent.engine.microvm import guest_frames as frames
 from forktree_agent.engine.microvm import guest_line
@@ -185,3 +187,26 @@ async def test_a_flood_leaves_others_their_turn(
     assert 0 < most <= guest_line.LINES_AT_ONCE
     assert read == (0 if line == b"\n" else 50_000)
     await channel_is_alive(channel, peer)
+
+
+async def test_guests_that_take_nothing_cost_no_more_together_than_there_is_for_all() -> None:
+    whole, line_bytes = 4 << 20, 128 << 10
+    backlog = Commons(whole)
+    async with AsyncExitStack() as stack:
+        channels: list[GuestChannel] = []
+        for number in range(12):
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
+            channels.append(GuestChannel(ours, f"m{number}", backlog=backlog))
+            await stack.enter_async_context(channels[-1].running())
+        command = Command(argv=("x",), stdin=bytes(line_bytes))
+        for channel in channels[:-1]:
+            with pytest.raises(AtCapacity, match="wait to be read by machine"):
+                for number in range(100):
+                    channel.start(str(number), command, GENERATION, None)
+        assert sum(each.unsent_bytes for each in channels) <= whole
+        assert backlog.held > whole // 2
+        channels[-1].start("short", Command(argv=("true",)), GENERATION, None)
+        for channel in channels:
+            channel.close()
+        assert backlog.held == 0

@@ -14,6 +14,7 @@ from forktree.models import Fork, Session, Uid
 from forktree.models.names import ROOT_LABEL
 from forktree.wire import Answer
 from forktree.wire_trees import ForkSeen, Gone, SessionSeen, Synced
+from forktree_agent.commons import Commons
 from forktree_agent.http.describing import Names, describe
 from forktree_agent.http.describing_forks import describe_fork, parent_among
 from forktree_agent.http.errors import Code, Refusal
@@ -29,23 +30,26 @@ _Event = Event[Session] | Event[Fork]
 _Stream = AsyncGenerator[Event[Session]] | AsyncGenerator[Event[Fork]]
 
 
-@dataclass
 class Watchers:
-    """How many watch."""
+    """How many watch, of all namespaces. One has at most as many as are left for others."""
 
-    now: int = 0
+    def __init__(self) -> None:
+        self._places = Commons(WATCHED_AT_ONCE)
 
     @contextmanager
-    def one_more(self) -> Generator[None]:
+    def one_more(self, namespace: str) -> Generator[None]:
         """Raises `Refusal` where there are too many."""
-        if self.now >= WATCHED_AT_ONCE:
-            sentence = f"{WATCHED_AT_ONCE} trees are watched here already; ask again later"
+        if not self._places.take(1, {namespace: 1.0}):
+            all_of_them, its = self._places.held, self._places.held_by(namespace)
+            sentence = (
+                f"{all_of_them} trees are watched here already, {its} of them in namespace {namespace}, and"
+                " others must get their turn; ask again later"
+            )
             raise Refusal(Code.OVERLOADED, sentence)
-        self.now += 1
         try:
             yield
         finally:
-            self.now -= 1
+            self._places.give_back(1, [namespace])
 
 
 @dataclass

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from forktree_agent.engine.contract import ChildOrder, ForkClocks, Hooks, Owner, TreeLimits
+from forktree_agent.engine.contract import ChildOrder, ForkClocks, Hooks, Owner, TreeId, TreeLimits
 from forktree_agent.engine.microvm.children import (
     Waiting,
     identify_children,
@@ -56,22 +57,22 @@ async def branch(
     """Start children from an instant that is held already."""
     # What waits for roots is in no tree's group, and a tree's limit holds for what is in its group.
     usable = len(orders) if point.tree is None and limits.memory_bytes is None else 0
-    async with standbys.taken(point.id, None, point.chain, usable) as ready:
-        await standbys.leave_out_the_dead(ready)
-        names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
-        async with resources.begun(BatchRecord(machines=names)) as batch:
-            forked = await _children_of(
-                resources,
-                point,
-                names,
-                orders,
-                limits,
-                ready=ready,
-                hooks=hooks,
-                answered=True,
-                deadline=deadline,
-            )
-            batch.commit()
+    async with (
+        _places(standbys, point.id, point.chain, orders, tree=None, usable=usable) as (ready, names),
+        resources.begun(BatchRecord(machines=names)) as batch,
+    ):
+        forked = await _children_of(
+            resources,
+            point,
+            names,
+            orders,
+            limits,
+            ready=ready,
+            hooks=hooks,
+            answered=True,
+            deadline=deadline,
+        )
+        batch.commit()
     return forked
 
 
@@ -99,9 +100,8 @@ async def branch_again(
         own_bytes=_state_bytes(resources, unchanged),
         build=unchanged.build,
     )
-    async with standbys.taken(parent, limits.tree, point.chain, len(orders)) as ready:
-        await standbys.leave_out_the_dead(ready)
-        names = (*(each.name for each in ready), *names_for(orders[len(ready) :]))
+    places = _places(standbys, parent, point.chain, orders, tree=limits.tree, usable=len(orders))
+    async with places as (ready, names):
         batch_record = BatchRecord(machines=names, files=(point.state_file,), points=(point.id,))
         async with resources.begun(batch_record) as batch:
             await _hold_again(resources, unchanged, point)
@@ -118,6 +118,22 @@ async def branch_again(
             )
             batch.commit()
     return forked
+
+
+@asynccontextmanager
+async def _places(
+    standbys: Standbys,
+    of: str,
+    chain: tuple[str, ...],
+    orders: Sequence[ChildOrder],
+    *,
+    tree: TreeId | None,
+    usable: int,
+) -> AsyncGenerator[tuple[Sequence[Standby], tuple[str, ...]]]:
+    """At most `usable` QEMUs that wait for children of `of`, and the names of all that are to be children."""
+    async with standbys.taken(of, tree, chain, usable) as ready:
+        await standbys.leave_out_the_dead(ready)
+        yield ready, (*(each.name for each in ready), *names_for(orders[len(ready) :]))
 
 
 def _state_bytes(resources: Resources, point: PointRecord) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
+from forktree_agent.commons import Commons
 from forktree_agent.engine.contract import (
     AtCapacity,
     Command,
@@ -71,10 +72,11 @@ class GuestChannel(GuestLine):
         name: str,
         allowance: Allowance | None = None,
         tally: ExecTally | None = None,
+        backlog: Commons | None = None,
     ) -> None:
         """`name` is the machine's, for messages. `allowance`: for output that is kept, of all machines;
-        `tally`: of how commands ended, in all machines."""
-        super().__init__(sock, name)
+        `tally`: of how commands ended, in all machines; `backlog`: for what waits for any of them."""
+        super().__init__(sock, name, backlog)
         self._booted: asyncio.Future[frames.Booted] = self._loop.create_future()
         self._started: asyncio.Future[frames.Started | frames.StartFailed] | None = None
         self._identities: dict[str, asyncio.Future[frames.Identified | frames.IdentityFailed]] = {}

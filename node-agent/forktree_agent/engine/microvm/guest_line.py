@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeVar
 
+from forktree_agent.commons import Commons
 from forktree_agent.engine.contract import AtCapacity, CommandRefused, DeadlineExceeded, MachineGone
 from forktree_agent.engine.microvm import guest_frames as frames
 from forktree_agent.engine.microvm.kept_reading import Bell
@@ -33,6 +34,8 @@ _REST_SECONDS = 0.005
 sends 48 KiB of output a line, so this slows none but the smallest of them."""
 BACKLOG_BYTES = 64 << 20
 """Commands are refused while this much waits to be taken by the guest."""
+NODE_BACKLOG_BYTES = 256 << 20
+"""The same of all guests of an agent together, of which one leaves as much to others as it has."""
 _MAX_NOISE_LINES = 100
 """A fork and a change of agents leave one cut line each; more than this is not chance."""
 _QUOTED_CHARACTERS = 500
@@ -52,7 +55,8 @@ class GuestLine(ABC):
     once.
     """
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(self, sock: socket.socket, name: str, backlog: Commons | None = None) -> None:
+        """`name` is the machine's, for messages. `backlog`: for what waits to be taken, by all guests."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._socket.setblocking(False)
@@ -62,6 +66,9 @@ class GuestLine(ABC):
         # Ends a line that an agent before us, or the parent's agent before a fork, did not.
         self._unsent: deque[memoryview] = deque([memoryview(b"\n")])
         self._unsent_bytes = 1
+        self._backlog = backlog or Commons(NODE_BACKLOG_BYTES)
+        self._of_backlog = 0
+        """How much of that is for what waits here."""
         self._sent = Bell()
         self._is_read = False
         self._lines: Iterator[bytes] = iter(())
@@ -147,8 +154,12 @@ class GuestLine(ABC):
     # Sending
 
     def _send_if_read(self, line: bytes) -> None:
-        if self._end is None and self._unsent_bytes > BACKLOG_BYTES:
-            raise AtCapacity(f"{self._unsent_bytes} bytes wait to be read by machine {self._name}")
+        if self._end is None:
+            given = self._backlog.take(len(line), {self._name: 1.0})
+            self._of_backlog += given
+            if given < len(line) or self._unsent_bytes > BACKLOG_BYTES:
+                self._settle_backlog()
+                raise AtCapacity(f"{self._unsent_bytes} bytes wait to be read by machine {self._name}")
         self._send(line)
 
     def _send(self, line: bytes) -> None:
@@ -158,7 +169,19 @@ class GuestLine(ABC):
         self._unsent_bytes += len(line)
         self._flush()
 
+    def _settle_backlog(self) -> None:
+        """What was taken since, or never came to wait, is no longer for this guest."""
+        if (too_much := self._of_backlog - self._unsent_bytes) > 0:
+            self._of_backlog -= too_much
+            self._backlog.give_back(too_much, [self._name])
+
     def _flush(self) -> None:
+        try:
+            self._send_all()
+        finally:
+            self._settle_backlog()
+
+    def _send_all(self) -> None:
         while self._unsent:
             try:
                 sent = self._socket.send(self._unsent[0])
@@ -243,6 +266,7 @@ class GuestLine(ABC):
         self._lines = iter(())
         self._unsent.clear()
         self._unsent_bytes = 0
+        self._settle_backlog()
         self._sent.ring()
         self._ended(end)
 

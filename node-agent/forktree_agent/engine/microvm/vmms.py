@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forktree_agent.commons import Commons
 from forktree_agent.engine.contract import AtCapacity, EgressForbidden, EngineError, MachineGone
 from forktree_agent.engine.microvm import egress
 from forktree_agent.engine.microvm.answering import Answering
 from forktree_agent.engine.microvm.arguments import Boot, Descriptor, Wiring, qemu_arguments
 from forktree_agent.engine.microvm.guest import GuestChannel
 from forktree_agent.engine.microvm.guest_execs import ExecTally
-from forktree_agent.engine.microvm.guest_line import GuestError
+from forktree_agent.engine.microvm.guest_line import NODE_BACKLOG_BYTES, GuestError
 from forktree_agent.engine.microvm.keeping import asking, soon
 from forktree_agent.engine.microvm.kept_output import NODE_BYTES, Allowance
 from forktree_agent.engine.microvm.monitor import Monitor
@@ -132,6 +133,7 @@ class Vmms:
         self._keeper = keeper
         self._tasks = tasks
         self._allowance = Allowance(NODE_BYTES)
+        self._backlog = Commons(NODE_BACKLOG_BYTES)
         self.exec_tally = ExecTally()
         """How commands ended, in all machines."""
         self._counter_khz = counter_khz
@@ -379,7 +381,7 @@ class Vmms:
             build=build,
             monitor=Monitor(channels["monitor"], name),
             shim=ShimClient(channels["shim"]),
-            guest=GuestChannel(channels["guest"], name, self._allowance, self.exec_tally),
+            guest=GuestChannel(channels["guest"], name, self._allowance, self.exec_tally, self._backlog),
             answering=Answering(self._settings.answer_seconds),
             closing=asyncio.Event(),
         )

@@ -71,7 +71,7 @@ async def _watch(asked: Asked, session: Session) -> web.StreamResponse:
     async def tell(say: lines.Say) -> None:
         await tree_watching.follow(asked.client, root, say)
 
-    with asked.parts.watchers.one_more():
+    with asked.parts.watchers.one_more(asked.namespace):
         return await lines.answer(asked.request, tell, _WORDS, still=asked.still_may)
 
 
