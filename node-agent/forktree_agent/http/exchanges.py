@@ -152,6 +152,7 @@ class _Exchange:
 
     async def _whole(self, head: h11.Response) -> web.StreamResponse:
         async def pass_on(pieces: Pieces) -> None:
+            await pieces.begin()
             try:
                 while isinstance(event := await self._event(), h11.Data):
                     await pieces.send(bytes(event.data))

@@ -175,6 +175,7 @@ class Proxy:
             headers["Content-Type"] = "application/octet-stream"
 
         async def pass_on(pieces: Pieces) -> None:
+            await pieces.begin()
             await pieces.send(begun)
             while chunk := await _soon(answer.content.readany()):
                 await pieces.send(chunk)

@@ -49,7 +49,7 @@ class Pieces:
             raise ConnectionError("the reader takes nothing")
         try:
             async with asyncio.timeout(TAKEN_SECONDS):
-                await self._begin()
+                await self.begin()
                 await self._response.write(data)
         except TimeoutError as err:
             self._is_stuck = True
@@ -57,7 +57,7 @@ class Pieces:
 
     async def end(self) -> web.StreamResponse:
         """That was all."""
-        await self._begin()
+        await self.begin()
         await self._response.write_eof()
         return self._response
 
@@ -68,7 +68,8 @@ class Pieces:
             self._request.transport.abort()
         return self._response
 
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
+        """Send its head, also where nothing follows for a while."""
         if not self.begun:
             await self._response.prepare(self._request)
 
