@@ -29,6 +29,8 @@ THERE = {
     "checkpoint": "good",
     "index": "0",
     "exec_id": "e",
+    "port": "8000",
+    "path": "x",
 }
 
 BODIES: dict[str, object] = {
@@ -189,6 +191,8 @@ async def asked(
     url = f"{stage.url}{prefix}/v1{path}{query}"
     async with stage.client.request(route.method, url, data=data, headers=headers) as answer:
         assert answer.content_type == "application/json", (route.method, url, answer.status)
+        if route.method == "HEAD":  # Has no body to say it in.
+            return answer.status, {"code": {401: "unauthorized", 403: "forbidden"}.get(answer.status)}
         return answer.status, await answer.json()
 
 
@@ -203,7 +207,7 @@ async def state_of(stage: Stage) -> list[tuple[str, str | None]]:
 
 
 def test_all_routes_that_take_a_body_have_one_here() -> None:
-    taking = {route.path for _, route in WALKED if route.method == "POST"}
+    taking = {route.path for _, route in WALKED if route.method == "POST" and "port" not in route.parameters}
     assert taking - set(BODIES) == {
         *(f"/sessions/{{session_id}}/{state}" for state in ("pause", "resume", "release")),
         *(f"/sandboxes/{{session_id}}/{state}" for state in ("suspend", "resume")),
