@@ -65,8 +65,8 @@ REFUSED = {
     "image without its kind": (
         manifest("SessionTemplate", {"image": "example.org/python:3"}),
         'spec.image: Invalid value: "example.org/python:3": image must be builtin:NAME or'
-        " oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST]: name an image that the nodes have, like builtin:python,"
-        " or one of a registry, like oci:registry.example.com/team/app:1.2",
+        " oci:HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST]: name an image that the nodes have, like"
+        " builtin:python, or one of a registry, like oci:registry.example.com/team/app:1.2",
     ),
     "variable with two values": (
         manifest("Session", {**SESSION, "env": [{"name": "A", "value": "", "valueFrom": SECRET}]}),
