@@ -13,10 +13,10 @@ from pathlib import Path
 import uvloop
 
 import forktree_logs
+from forktree import command_line
 from forktree.models.quantities import parse_bytes
 from forktree.models.texts import is_dns_label
 from forktree.tracing.context import trace_ids
-from forktree.tracing.exporting import collector_url
 from forktree_agent.images.references import NamedRegistry, parse_named_registry
 from forktree_agent.main import run
 from forktree_agent.settings import Settings
@@ -86,7 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--guest-dir", type=Path, required=True, help="kernel, initial file system and images")
     add("--shim-library", type=Path, required=True, help="the fork shim that QEMU is started with")
     add("--kubeconfig", type=Path, help="default: the service account of the pod")
-    add("--listen", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="for the HTTP API")
+    add(
+        "--listen",
+        type=command_line.address,
+        default=("127.0.0.1", 0),
+        metavar="HOST:PORT",
+        help="for the HTTP API",
+    )
     add(
         "--serve-namespace",
         type=_namespace_socket,
@@ -98,13 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--advertise", default="", metavar="URL", help="where clients reach that; default: where it listens")
     add(
         "--metrics-listen",
-        type=_address,
+        type=command_line.address,
         metavar="HOST:PORT",
         help="for /metrics, over plain HTTP and without a token; default: nowhere",
     )
     add(
         "--otlp-endpoint",
-        type=_collector,
+        type=command_line.collector,
         metavar="URL",
         help="of an OpenTelemetry collector that is sent traces, as http://HOST:4318; default: no traces",
     )
@@ -182,11 +188,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--namespace", default=Settings.system_namespace, help="where the agents' Leases are (%(default)s)")
     add(
-        "--sweep-seconds", type=_positive, default=Settings.sweep_seconds, help="between sweeps (%(default)g)"
+        "--sweep-seconds",
+        type=command_line.positive,
+        default=Settings.sweep_seconds,
+        help="between sweeps (%(default)g)",
     )
     add(
         "--capacity-wait-seconds",
-        type=_positive,
+        type=command_line.positive,
         default=Settings.capacity_wait_seconds,
         help="sessions and forks wait for room (%(default)g)",
     )
@@ -195,24 +204,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 def _host(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f:.]+|(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor an address")
     return text
-
-
-def _collector(text: str) -> str:
-    try:
-        return collector_url(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err
 
 
 def _namespace_socket(text: str) -> tuple[str, Path]:
@@ -241,13 +236,6 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
-
-
-def _positive(text: str) -> float:
-    seconds = float(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return seconds
 
 
 if __name__ == "__main__":

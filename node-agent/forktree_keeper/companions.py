@@ -16,7 +16,7 @@ from forktree_keeper.ready_loop import ReadyLoop
 
 DESCRIPTORS = 2
 """That one costs the keeper: its pidfd, and the report of its start."""
-MAX_WORDS = 200
+MAX_SAID_CHARACTERS = 200
 """Of what it said last."""
 
 _log = logging.getLogger("forktree_keeper")
@@ -63,7 +63,7 @@ class Companion:
         self.loop.unwatch(self.spawned.pidfd)
         ended = reap(self.spawned.pid, self.spawned.pidfd)
         os.close(self.spawned.pidfd)
-        said = " ".join(_tail(self.log).split())[-MAX_WORDS:]
+        said = " ".join(_tail(self.log).split())[-MAX_SAID_CHARACTERS:]
         how = self.sentence or ended.text + (f"; it said: {said}" if said else "")
         self.how = how[:MAX_TEXT_CHARACTERS]
         _log.info("companion_exited machine=%s pid=%d how=%r", self.machine, self.spawned.pid, self.how)
@@ -73,7 +73,7 @@ class Companion:
 def _tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MAX_WORDS))
-            return file.read(4 * MAX_WORDS).decode(errors="replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MAX_SAID_CHARACTERS))
+            return file.read(4 * MAX_SAID_CHARACTERS).decode(errors="replace")
     except OSError:
         return ""

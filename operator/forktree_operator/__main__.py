@@ -14,8 +14,8 @@ from pathlib import Path
 import uvloop
 
 import forktree_logs
+from forktree import command_line
 from forktree.tracing.context import trace_ids
-from forktree.tracing.exporting import collector_url
 from forktree_operator.main import run
 from forktree_operator.settings import Settings
 
@@ -49,19 +49,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--identity", help="in the leader's Lease; default: host, process and a random part")
     parser.add_argument(
         "--metrics-listen",
-        type=_address,
+        type=command_line.address,
         metavar="HOST:PORT",
         help="for /metrics, over plain HTTP and without a token; default: nowhere",
     )
     parser.add_argument(
         "--health-listen",
-        type=_address,
+        type=command_line.address,
         metavar="HOST:PORT",
         help="for /healthz and /readyz, likewise",
     )
     parser.add_argument(
         "--otlp-endpoint",
-        type=_collector,
+        type=command_line.collector,
         metavar="URL",
         help="of an OpenTelemetry collector that is sent traces, as http://HOST:4318; default: no traces",
     )
@@ -75,30 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         ("--source-exists-seconds", Settings.source_exists_seconds, "a fork waits for its source to appear"),
     ):
         help_text = f"{text} (%(default)g)"
-        parser.add_argument(option, type=_positive, default=default, metavar="SECONDS", help=help_text)
+        parser.add_argument(
+            option, type=command_line.positive, default=default, metavar="SECONDS", help=help_text
+        )
     return parser
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def _collector(text: str) -> str:
-    try:
-        return collector_url(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err
-
-
-def _positive(text: str) -> float:
-    """An argument that is a number above zero."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return number
 
 
 if __name__ == "__main__":

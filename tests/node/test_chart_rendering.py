@@ -266,6 +266,14 @@ async def test_nobody_may_scrape_of_whom_nothing_is_said(helm: Helm) -> None:
     await rendered(helm, metrics={"serviceMonitor": {"enabled": True}}, networkPolicy={"enabled": False})
 
 
+async def test_agents_reach_each_other_whoever_else_may(helm: Helm) -> None:
+    trainers = {"namespaceSelector": {"matchLabels": {"team": "research"}}}
+    made = await rendered(helm, networkPolicy={"agentFrom": [trainers]})
+    (api,) = made["NetworkPolicy", "forktree-agent"]["spec"]["ingress"]
+    agents = made["DaemonSet", "forktree-agent"]["spec"]["selector"]
+    assert api["from"] == [trainers, {"podSelector": agents}]
+
+
 async def test_without_metrics_nothing_is_served_and_nothing_can_be_scraped(helm: Helm) -> None:
     made = await rendered(helm, metrics={"enabled": False}, networkPolicy={"metricsFrom": [{}]})
     assert "metrics" not in json.dumps([*made.values()]).replace("metrics.", "")

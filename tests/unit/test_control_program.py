@@ -52,6 +52,8 @@ async def test_an_agent_that_cannot_start_says_why_and_asks_to_be_restarted(
         ["--listen", "nowhere"],
         ["--memory-limit", "much"],
         ["--sweep-seconds", "0"],
+        ["--sweep-seconds", "nan"],
+        ["--metrics-listen", "0.0.0.0:65536"],
         ["--tls-cert", "c"],
         ["--egress", "--egress-allow", "10.0.0.1/8"],
         ["--egress-deny", "10.0.0.0/8"],

@@ -15,6 +15,7 @@ from typing import Final
 
 from forktree.errors import ForktreeError
 from forktree.models import Session
+from forktree_agent.commons import Commons
 from forktree_agent.control.facade import Facade
 from forktree_agent.control.records import PortRecord
 from forktree_agent.engine.contract import Command, ExecChunk, ExecEnd, ExecReader, ExecStream
@@ -29,6 +30,9 @@ machine's commands may take 16 MiB."""
 
 OF_A_NODE: Final = 256
 """Of all sessions. Half of the requests that are answered at once stay for others."""
+
+OF_A_NAMESPACE: Final = 3.0
+"""Times what is left to others: at most three quarters of them."""
 
 LONGEST_SECONDS: Final = 24 * 3600.0
 """A connection that nobody ever closes ends after so long."""
@@ -45,22 +49,29 @@ class Tunnels:
 
     def __init__(self) -> None:
         self._open: Counter[tuple[str, str]] = Counter()
+        self._places = Commons(OF_A_NODE)
 
     @contextmanager
     def counted(self, session: Session) -> Generator[None]:
         """One more inside the block. Raises `Refusal` where there are enough."""
         name = session.metadata.name
-        key = (session.metadata.namespace or "", name)
+        namespace = session.metadata.namespace or ""
+        key = (namespace, name)
         if self._open[key] >= OF_A_SESSION:
             sentence = f"{OF_A_SESSION} connections into session {name} are open already: close one"
             raise Refusal(Code.OVERLOADED, sentence)
-        if self._open.total() >= OF_A_NODE:
-            sentence = f"{OF_A_NODE} connections into sessions of this node are open already; ask again later"
+        if not self._places.take(1, {namespace: OF_A_NAMESPACE}):
+            sentence = (
+                f"of {OF_A_NODE} connections into sessions of this node {self._places.held} are open already,"
+                f" {self._places.held_by(namespace)} of them into sessions of {namespace}; close some, or ask"
+                " again later"
+            )
             raise Refusal(Code.OVERLOADED, sentence)
         self._open[key] += 1
         try:
             yield
         finally:
+            self._places.give_back(1, [namespace])
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]

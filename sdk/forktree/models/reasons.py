@@ -207,7 +207,7 @@ class Reason(StrEnum):
     BAKE_FAILED = "BakeFailed"
     """The template's machine did not boot, or its command did not start."""
     SECRET_UNREADABLE = "SecretUnreadable"
-    """A Secret that the environment names is not there, lacks the entry, or may not be read by the agent."""
+    """A Secret that environment or image name is not there, lacks the entry, or the agent may not read it."""
     HOOK_FAILED = "HookFailed"
     """A hook of the template failed or was not done in time; nothing of the fork is left."""
     PAUSED = "Paused"

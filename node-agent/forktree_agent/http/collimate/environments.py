@@ -164,8 +164,8 @@ def _spec(wanted: MakeTemplate, standby: int) -> SessionTemplateSpec:
     if ready.network or ready.ports:
         raise Refusal(
             Code.BAD_REQUEST,
-            "machines have no network yet: leave `ready.network` and `ready.ports` out, and drive what runs"
-            " inside by commands",
+            "a template of this protocol declares no network and no ports: leave `ready.network` and"
+            " `ready.ports` out, or make a SessionTemplate that has them",
         )
     if not wanted.image.startswith(("builtin:", "oci:")):
         raise Refusal(

@@ -73,8 +73,8 @@ async def _open(asked: Asked) -> web.StreamResponse:
     sandboxes.refuse_network(wanted.egress)
     if wanted.secret_refs:
         sentence = (
-            "no proxy here adds secrets to requests, as there is no network: a template names Secrets in its"
-            " `env`; leave `secret_refs` out"
+            "no proxy here adds secrets to requests: a template names Secrets in its `env`; leave"
+            " `secret_refs` out"
         )
         raise Refusal(Code.BAD_REQUEST, sentence)
     annotations = labels.of_sandbox(wanted.label, wanted.labels)
@@ -154,7 +154,10 @@ async def _delete(asked: Asked) -> web.StreamResponse:
 async def _connect(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(wire.Connect)
     await listing.sandbox(visit(asked), asked.session_id)
-    sentence = f"port {wanted.port} of {asked.session_id} is not exposed: sandboxes have no network yet"
+    sentence = (
+        f"port {wanted.port} of {asked.session_id} is not reached by this protocol: one that its template"
+        f" declares is at sessions/{asked.session_id}/ports of the native API"
+    )
     raise Refusal(Code.PORT_NOT_EXPOSED, sentence)
 
 
@@ -302,7 +305,7 @@ GATEWAY: Final = Surface(
         Route(
             method="POST",
             path=f"{_SESSION}/connect-url",
-            summary="Refused: no port can be reached from outside",
+            summary="Refused: this protocol reaches no ports; the native API does",
             handler=handed_on(_connect),
             rights=(Right("get", "sessions"),),
             body=wire.Connect,

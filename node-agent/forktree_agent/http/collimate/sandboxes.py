@@ -154,9 +154,12 @@ def seed_of(wanted: SandboxExec) -> str:
 
 
 def refuse_network(egress: Egress | None) -> None:
-    """Raises `Refusal` for a policy that would let anything out: no session has a network."""
+    """Raises `Refusal` for a policy of the caller's own: a template decides what its sessions reach."""
     if egress is not None and egress.get("mode") != "none":
-        sentence = "sessions have no network, so `egress` can only have the mode `none`: leave it out"
+        sentence = (
+            "what a session reaches is its template's to say, so `egress` can only have the mode `none`:"
+            " leave it out"
+        )
         raise Refusal(Code.BAD_REQUEST, sentence)
 
 

@@ -131,7 +131,7 @@ class MakeTemplate(Request):
     """`POST …/templates`."""
 
     name: ObjectName
-    image: str = Field(max_length=253)
+    image: str = Field(max_length=512)
     pool: Pool = Pool()
     ready: Ready | None = None
     expected_width: int = Field(default=0, ge=0)
