@@ -218,6 +218,25 @@ async def test_a_websocket_is_carried_as_it_is(whole: Whole) -> None:
         assert (await socket.receive_bytes(timeout=SECONDS)) == bytes(3 << 20)
 
 
+async def test_a_websocket_ends_with_the_right_to_use_it(whole: Whole) -> None:
+    """Which is one more than that to the GET that it began with."""
+    await whole.kubectl("create", "serviceaccount", "talker")
+    for verb in ("get", "create"):
+        await whole.kubectl(
+            "create", "role", verb, f"--verb={verb}", "--resource=sessions.forktree.dev/proxy"
+        )
+        account = f"--serviceaccount={whole.namespace}:talker"
+        await whole.kubectl("create", "rolebinding", verb, f"--role={verb}", account)
+    token = await provisioning.user_token(whole.system.kubectl, "talker", namespace=whole.namespace)
+    url = f"{whole.node.url}/ns/{whole.namespace}/v1/sessions/root/ports/web/echo"
+    async with whole.http.ws_connect(url, headers={"Authorization": f"Bearer {token}"}) as socket:
+        await socket.send_str("heard")
+        assert (await socket.receive_str(timeout=SECONDS)) == "heard"
+        await whole.kubectl("delete", "rolebinding", "create")
+        message = await socket.receive(timeout=SECONDS)
+        assert message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
+
+
 async def test_a_connection_ends_one_side_at_a_time(whole: Whole) -> None:
     async with connection(whole) as socket:
         await socket.send_bytes(b"hello")

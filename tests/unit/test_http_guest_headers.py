@@ -135,6 +135,59 @@ def test_a_redirect_leads_to_the_server_itself_or_away_from_the_agent(said: str,
     assert found == where
 
 
+@pytest.mark.parametrize(
+    ("asked_at", "said"),
+    [
+        ("10.0.0.5:7443", "https://167772165:7443/"),
+        ("10.0.0.5:7443", "https://10.0.5:7443/"),
+        ("10.0.0.5:7443", "https://0xa000005:7443/"),
+        ("10.0.0.5:7443", "https://0XA.0.0.5:7443/"),
+        ("10.0.0.5:7443", "https://10.0.0.0x5/"),
+        ("10.0.0.5:7443", "https://012.0.0.5/"),
+        ("10.0.0.5:7443", "https://10.0.0.%35:7443/"),
+        ("10.0.0.5:7443", "https://10.0.0.5.:7443/"),
+        ("10.0.0.5:7443", "https://10.0.0.5..:7443/"),
+        ("10.0.0.5:7443", "https://[::ffff:10.0.0.5]:7443/"),
+        ("10.0.0.5:7443", "https://[::ffff:a00:5]:7443/"),
+        ("10.0.0.5:7443", "//0xa000005/"),
+        ("10.0.0.5:7443", "https://:7443/"),
+        ("10.0.5:7443", "https://10.0.0.5:7443/"),
+        ("10.0.0.5.:7443", "https://10.0.0.5:7443/"),
+        ("[fd00::5]:7443", "https://[fd00:0::5]:7443/"),
+        ("[fd00::5]:7443", "https://[FD00:0:0:0:0:0:0:5]/"),
+        ("[fd00::5]:7443", "https://[fd00::5%25eth0]/"),
+        ("localhost:7443", "https://127.0.0.1:7443/"),
+        ("localhost:7443", "https://127.1:7443/"),
+        ("127.0.0.1:7443", "https://[::1]:7443/"),
+        ("127.0.0.1:7443", "https://0.0.0.0:7443/"),
+        ("127.0.0.1:7443", "https://a.localhost:7443/"),
+        (AGENT, "https://agent.example.:7443/"),
+        (AGENT, "https://agent%2eexample/"),
+        ("", "https://example.com/"),
+    ],
+)
+def test_no_spelling_of_the_agents_address_leads_back_to_it(asked_at: str, said: str) -> None:
+    """Clients take more spellings for one host than one, and send the token to it."""
+    assert location(said, prefix=PREFIX, path="/", ports=frozenset({"80"}), asked_at=asked_at) is None
+    assert "Location" not in from_agent([("Location", said)], asked_at=asked_at)
+
+
+@pytest.mark.parametrize("asked_at", ["10.0.0.5:7443", "[fd00::5]:7443", AGENT, "localhost:7443"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "https://10.0.0.6/",
+        "https://example.com/",
+        "https://example.com./%35?a=%2e",
+        "https://[fd00::6]:7443/",
+        "https://5.example.com/",
+        "//a_b.example/",
+    ],
+)
+def test_a_redirect_to_another_host_stays_as_it_is(asked_at: str, said: str) -> None:
+    assert location(said, prefix=PREFIX, path="/", ports=frozenset({"80"}), asked_at=asked_at) == said
+
+
 def test_no_redirect_leads_back_through_another_agent() -> None:
     """Whose host the first one knows, and the second one does not."""
     assert "Location" not in from_agent([("Location", f"https://{AGENT}/ns")], asked_at=AGENT)

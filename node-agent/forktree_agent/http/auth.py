@@ -55,6 +55,11 @@ class Caller:
         parts = self.username.removeprefix(_SERVICE_ACCOUNT).split(":")
         return parts[0] if self.username.startswith(_SERVICE_ACCOUNT) and len(parts) == 2 else None
 
+    @property
+    def among(self) -> str:
+        """Who shares what callers have a share of: whoever may make one service account may make many."""
+        return self.username if self.namespace is None else f"system:serviceaccounts:{self.namespace}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Access:

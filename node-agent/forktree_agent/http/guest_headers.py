@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
 
+from forktree_agent.http.hosts import may_be_same
+
 Headers = list[tuple[str, str]]
 
 FROM_SESSION: Final = "Forktree-Session"
@@ -162,7 +164,7 @@ def from_agent(headers: Headers, *, asked_at: str) -> CIMultiDict[str]:
     return CIMultiDict(
         (name, value)
         for name, value in headers
-        if name.lower() not in dropped and not (name.lower() == "location" and _is_at(value, asked_at))
+        if name.lower() not in dropped and not (name.lower() == "location" and may_be_same(value, asked_at))
     )
 
 
@@ -184,7 +186,7 @@ def location(said: str, *, prefix: str, path: str, ports: frozenset[str], asked_
         return None
     if parts.netloc:
         if parts.hostname not in _LOOPBACK or (port is not None and str(port) not in ports):
-            return None if _is_at(said, asked_at) else said
+            return None if may_be_same(said, asked_at) else said
         whole = parts.path or "/"
     elif not parts.path:
         whole = path
@@ -198,15 +200,6 @@ def location(said: str, *, prefix: str, path: str, ports: frozenset[str], asked_
         + (f"?{parts.query}" if parts.query else "")
         + (f"#{parts.fragment}" if parts.fragment else "")
     )
-
-
-def _is_at(said: str, asked_at: str) -> bool:
-    """Whether an address has the host that the caller has asked, whatever else it has."""
-    try:
-        host = urlsplit(said).hostname
-        return host is not None and host == urlsplit(f"//{asked_at}").hostname
-    except ValueError:
-        return True  # Nobody can tell.
 
 
 def _resolved(path: str) -> str:

@@ -8,7 +8,6 @@ have. Output for which there is no room is cut, and its answer says so; a body o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from forktree_agent.commons import Commons
@@ -24,7 +23,8 @@ NAMESPACE, SESSION, SMALL = 1.0, 0.5, 2.0
 """Times what is left for others. Where nobody else wants any: half of the whole, a third, and two thirds."""
 
 REQUESTS = 3.0
-"""The same of requests that are being answered: three quarters of them for one namespace."""
+"""The same of requests that are being answered: three quarters of them for one namespace, and as many for one
+caller's that are not yet known to be allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,38 @@ class Held:
     def __init__(self, holdings: Holdings) -> None:
         self._memory = holdings.memory
         self._requests = holdings.requests
-        self._namespace = ""
+        self._holder = ""
+        """Of the request and of what it holds. Empty: nobody, as of who asks what everybody may."""
         self._bytes: Counter[str] = Counter()
-        self._undo: list[Callable[[], None]] = []
+
+    def asked_by(self, caller: str) -> None:
+        """Who asks. What it holds is counted as theirs, and as nobody else's, until `belongs_to`. Raises
+        `Refusal` where they have too many."""
+        # No namespace is called like this.
+        self._move(f"by {caller}", f"of {caller}")
 
     def belongs_to(self, namespace: str) -> None:
-        """Whose request it is. Once, before it holds anything. Raises `Refusal` where they have too many."""
-        self._namespace = namespace
-        weights = {namespace: REQUESTS}
-        if not self._requests.take(1, weights):
+        """Which namespace it is about, now that its caller may something there: it is counted as the
+        namespace's, with all that it holds. Raises `Refusal` where they have too many, or hold too much."""
+        self._move(namespace, f"about namespace {namespace}")
+
+    def _move(self, holder: str, which: str) -> None:
+        """It is `holder`'s from here on, or nobody's. `which` requests are those, for sentences."""
+        if holder == self._holder:
+            return
+        held = {session: count for session, count in self._bytes.items() if count}
+        self.close()
+        if not self._requests.take(1, {holder: REQUESTS}):
             sentence = (
-                f"{self._requests.held_by(namespace)} requests about namespace {namespace} are being answered"
+                f"{self._requests.held_by(holder)} requests {which} are being answered"
                 " already, and others must get their turn; ask again later"
             )
             raise Refusal(Code.OVERLOADED, sentence)
-        self._undo.append(lambda: self._requests.give_back(1, weights))
+        self._holder = holder
+        for session, count in held.items():
+            if self.claim(count, session) < count:
+                sentence = f"requests {which} hold as much as there is room for; ask again later"
+                raise Refusal(Code.OVERLOADED, sentence)
 
     def room(self, session: str) -> Room:
         return Room(self, session)
@@ -74,9 +91,9 @@ class Held:
     def claim(self, count: int, session: str = "") -> int:
         """How much of `count` bytes may be held. It is held then."""
         is_small = self._bytes[session] + count <= SMALL_BYTES
-        weights = {self._namespace: SMALL if is_small else NAMESPACE}
+        weights = {self._holder: SMALL if is_small else NAMESPACE}
         if session:
-            weights[_of(self._namespace, session)] = SMALL if is_small else SESSION
+            weights[_of(self._holder, session)] = SMALL if is_small else SESSION
         given = self._memory.take(count, weights)
         self._bytes[session] += given
         return given
@@ -97,14 +114,16 @@ class Held:
         """Nothing is held any more."""
         for session, count in tuple(self._bytes.items()):
             self._give_back(count, session)
-        while self._undo:
-            self._undo.pop()()
+        self._bytes.clear()
+        if self._holder:
+            self._requests.give_back(1, [self._holder])
+            self._holder = ""
 
     def _give_back(self, count: int, session: str) -> None:
         self._bytes[session] -= count
-        holders = (self._namespace, _of(self._namespace, session)) if session else (self._namespace,)
+        holders = (self._holder, _of(self._holder, session)) if session else (self._holder,)
         self._memory.give_back(count, holders)
 
 
-def _of(namespace: str, session: str) -> str:
-    return f"{namespace}/{session}"
+def _of(holder: str, session: str) -> str:
+    return f"{holder}/{session}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, TypeAlias
 
@@ -197,6 +197,8 @@ class Asked:
     request: web.Request
     caller: Caller
     namespace: str
+    granted: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
+    """What the caller was allowed so far, as `permit` takes it."""
 
     @property
     def client(self) -> KubeClient:
@@ -230,17 +232,25 @@ class Asked:
         return queries.read(self.request, model)
 
     async def still_may(self) -> None:
-        """Return if the caller may still do this, as a long answer asks now and then. Raises `Refusal`."""
+        """Return if the caller may still do this, as a long answer asks now and then. Raises `Refusal`.
+
+        All that it took is asked for, also what the route does not say, as a WebSocket's second right.
+        """
         await self.parts.gate.caller(self.request.headers.get("Authorization"))
-        for right in self.route.rights:
-            await self.permit(right.verb, right.resource, _named(right, self.request))
+        for verb, resource, name in tuple(self.granted):
+            await self.permit(verb, resource, name)
 
     async def permit(self, verb: str, resource: str, name: str = "") -> None:
-        """Return if the caller may also do this; `name`: the object, empty for any. Raises `Refusal`."""
+        """Return if the caller may also do this; `name`: the object, empty for any. Raises `Refusal`.
+
+        With the first right the request becomes one of the namespace's own.
+        """
         plural, _, subresource = resource.partition("/")
         await self.parts.gate.permit(
             self.caller, verb, self.namespace, resource=plural, name=name, subresource=subresource
         )
+        self.request[HELD].belongs_to(self.namespace)
+        self.granted.add((verb, resource, name))
 
     async def hand_on(self, node: str, path: str, subject: str, *, end_by: float) -> web.StreamResponse:
         """The answer of `node`'s agent, which may take until `end_by` (loop time) by itself.
@@ -290,8 +300,9 @@ def checked(route: Route, parts: Parts) -> Callable[[web.Request], Awaitable[web
 
     async def handler(request: web.Request) -> web.StreamResponse:
         caller = await parts.gate.caller(request.headers.get("Authorization"))
+        # Anybody may ask about any namespace, so what they hold is theirs until they may something there.
+        request[HELD].asked_by(caller.among)
         namespace = _namespace(request, caller)
-        request[HELD].belongs_to(namespace)
         asked = Asked(parts=parts, route=route, request=request, caller=caller, namespace=namespace)
         for right in route.rights:
             await asked.permit(right.verb, right.resource, _named(right, request))
