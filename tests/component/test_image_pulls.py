@@ -8,8 +8,10 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from forktree_agent.images.errors import (
     ImageMissing,
     ImagePullFailed,
     NoRoomForImage,
+    PullBroken,
     RegistryUnwell,
 )
 from forktree_agent.images.pulling import Images, ImageSettings
@@ -287,6 +290,26 @@ MISBEHAVING: dict[str, tuple[Misbehaviour, type[ImageError], str]] = {
         ImagePullFailed,
         "localhost is not at a public address",
     ),
+    "to an address spelled as a number": (
+        lambda _: web.Response(status=302, headers={"Location": "https://2130706433:6443/api"}),
+        ImagePullFailed,
+        "2130706433 is not at a public address",
+    ),
+    "to an address that ends in a dot": (
+        lambda _: web.Response(status=302, headers={"Location": "https://127.0.0.1.:6443/api"}),
+        ImagePullFailed,
+        "127.0.0.1. is not at a public address",
+    ),
+    "to a name with an empty part": (
+        blobs(lambda _: web.Response(status=302, headers={"Location": "https://a..b/"})),
+        ImagePullFailed,
+        "a..b is no name of a server",
+    ),
+    "to a name with a part too long": (
+        blobs(lambda _: web.Response(status=302, headers={"Location": f"https://{'a' * 64}.com/"})),
+        ImagePullFailed,
+        "a.com is no name of a server",
+    ),
     "to a file": (
         lambda _: web.Response(status=302, headers={"Location": "file:///etc/passwd"}),
         ImagePullFailed,
@@ -304,6 +327,51 @@ async def test_a_registry_that_misbehaves_is_told_of_in_one_sentence(stand: Stan
     assert sentence in said, said
     assert said.isprintable() and len(said) < 600
     assert stand.kept() == []
+    stand.registry.answer = None
+    assert (await stand.pull()).bytes > 0  # Whatever it said, others are served.
+
+
+async def test_a_defect_met_by_one_pull_ends_that_pull_alone(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.registry.add_image(one_file())
+
+    def broken(body: bytes) -> Any:
+        raise ValueError(body)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("forktree_agent.images.pulling.read_runtime", broken)
+        assert "is a defect of the node's agent" in await stand.fails(PullBroken)
+    assert (await stand.pull()).bytes > 0
+
+
+async def test_slow_name_servers_take_no_threads_of_others(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, asked = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> Any:
+        asked.set()
+        answered.wait(SECONDS)
+        raise socket.gaierror(socket.EAI_AGAIN, "slow")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    deadline = asyncio.get_running_loop().time() + SECONDS
+
+    async def pull(number: int) -> None:
+        async with stand.images.image(f"oci:slow{number}.example.com/app", None, deadline=deadline):
+            pass
+
+    pulls = [asyncio.create_task(pull(number), name=f"pull-{number}") for number in range(64)]
+    try:
+        async with asyncio.timeout(SECONDS):
+            await until(asked.is_set)
+            assert await asyncio.to_thread(lambda: "soon") == "soon"
+    finally:
+        answered.set()
+        for each in pulls:
+            each.cancel()
+        await asyncio.gather(*pulls, return_exceptions=True)
 
 
 async def test_a_blob_with_another_digest_is_no_image(stand: Stand) -> None:
@@ -359,7 +427,9 @@ async def test_a_registry_that_is_not_named_is_asked_only_at_public_addresses(
     async with pulling(tmp_path / "images", registry, named=()) as stand:
         assert "127.0.0.1 is not at a public address" in await stand.fails(ImagePullFailed)
         deadline = asyncio.get_running_loop().time() + SECONDS
-        for host in ("localhost", "10.0.0.1:5000", "169.254.169.254", "0.0.0.0", "127.0.0.1:80"):
+        plain = ("localhost", "10.0.0.1:5000", "169.254.169.254", "0.0.0.0", "127.0.0.1:80")
+        odd = ("2130706433", "127.1", "0127.0.0.1", "0x7f.1", "0x7f000001", "127.0.0.0x1")
+        for host in (*plain, *odd):
             with pytest.raises(ImagePullFailed, match="is not at a public address"):
                 async with stand.images.image(f"oci:{host}/app", None, deadline=deadline):
                     pass

@@ -46,6 +46,12 @@ class UnpackingBroken(ImageError):
     reason = Reason.INTERNAL
 
 
+class PullBroken(ImageError):
+    """A pull met a defect of ours."""
+
+    reason = Reason.INTERNAL
+
+
 class NoRoomForImage(ImageError):
     """The node keeps no image of this size, or has no room left beside those in use."""
 

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from forktree_agent.images.credentials import Login
 from forktree_agent.images.documents import Descriptor, read_manifest, read_runtime
-from forktree_agent.images.errors import ImageError, RegistryUnwell
+from forktree_agent.images.errors import ImageError, PullBroken, RegistryUnwell
 from forktree_agent.images.reaching import Rule
 from forktree_agent.images.references import NamedRegistry, parse_reference
 from forktree_agent.images.registry import FoundManifest, Registries, Repository
@@ -156,6 +156,11 @@ class Images:
             return RegistryUnwell("the image was not pulled and unpacked in time")
         except OSError as err:
             return RegistryUnwell(f"the image cannot be kept on this node: {err.strerror}")
+        except Exception as err:  # The task's edge: nothing that a registry says may end the agent.
+            log.exception("pull_broke digest=%s", manifest.digest)
+            return PullBroken(
+                f"pulling the image met what is a defect of the node's agent: {type(err).__name__}"
+            )
 
     async def _make(
         self, repository: Repository, manifest: FoundManifest, workplace: Workplace, deadline: float

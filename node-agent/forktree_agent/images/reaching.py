@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
@@ -19,6 +22,8 @@ from forktree_agent.images.errors import ImagePullFailed, cleaned
 from forktree_agent.images.references import NamedRegistry, Place, Reference
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_NAMES_AT_ONCE = 16
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -55,12 +60,16 @@ class Rule:
                 f"{_told(url)} is not asked, as it is no https address: only a registry that the node's agent"
                 " is told of by --registry HOST:PORT=http is asked without TLS"
             )
+        # As it would be connected to: `host` is what was made readable again.
+        host = url.raw_host or url.host
         try:
-            address = ipaddress.ip_address(url.host)
+            address = ipaddress.ip_address(host)
         except ValueError:
+            if _spells_an_address(host):
+                raise ImagePullFailed(not_public(host)) from None
             return  # A name: what it leads to is seen when a connection is made.
         if not is_public(address):
-            raise ImagePullFailed(not_public(url.host))
+            raise ImagePullFailed(not_public(host))
 
     def named(self, place: Place) -> bool:
         return place in self._named
@@ -69,19 +78,24 @@ class Rule:
 class GuardedResolver(AbstractResolver):
     """Finds addresses for connections, and none that the rule forbids.
 
-    An address that is written as such does not come here: `Rule.check` looks at those.
+    An address that is written as such does not come here: `Rule.check` looks at those. Threads that wait for
+    name servers, which may be a tenant's, are the resolver's own: the loop's are for everybody.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
+        self._threads = ThreadPoolExecutor(_NAMES_AT_ONCE, thread_name_prefix="image-names")
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
+        ask = partial(
+            socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
         )
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except UnicodeError:  # A part of it is empty or too long, which is no `OSError` of name servers.
+            raise ImagePullFailed(f"{cleaned(host)} is no name of a server") from None
         everything = self._rule.named(Place(host.lower(), port))
         results: list[ResolveResult] = []
         for kind, _, protocol, _, address in found:
@@ -101,11 +115,20 @@ class GuardedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Who is still waited for is waited for by nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def place_of(url: URL) -> Place:
     return Place((url.host or "").lower(), url.port or 0)
+
+
+def _spells_an_address(host: str) -> bool:
+    """Whether a host that is no address as we write them may be one for others: 127.1, 0x7f000001, 127.0.0.1.
+
+    As browsers decide it, by the last part: no name that anybody can have ends in a number.
+    """
+    return _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
 
 
 def is_public(address: Address) -> bool:

@@ -112,23 +112,27 @@ class Registries:
                 trusted.load_verify_locations(authorities)
             except OSError as err:  # `ssl.SSLError` is one.
                 raise BadAuthorities(f"{authorities} has no certificates in PEM: {err}") from err
+        resolver = GuardedResolver(rule)
         connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(rule),
+            resolver=resolver,
             use_dns_cache=False,
             limit=_CONNECTIONS,
             limit_per_host=_CONNECTIONS_TO_ONE,
             ssl=trusted,
         )
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            headers={"User-Agent": user_agent},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        ) as http:
-            yield cls(http, rule)
+        try:
+            async with aiohttp.ClientSession(
+                connector=connector,
+                timeout=timeout,
+                headers={"User-Agent": user_agent},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            ) as http:
+                yield cls(http, rule)
+        finally:
+            await resolver.close()  # A connector closes no resolver that it is given.
 
     def of(self, reference: Reference, login: Login | None) -> Repository:
         """Raises `ImagePullFailed` if it may not be asked."""
