@@ -34,9 +34,9 @@ from forktree_agent.images.errors import (
 )
 from forktree_agent.images.pulling import Images, ImageSettings
 from forktree_agent.images.references import parse_named_registry
-from forktree_agent.images.registry import BadAuthorities
+from forktree_agent.images.registry import BadAuthorities, Rate
 from forktree_agent.images.store import ImageFolderUnusable, KeptImage
-from unit.image_registry import INDEX, Entry, Registry, basic, fault, zipped
+from unit.image_registry import INDEX, LAYER, Entry, Registry, basic, fault, zipped
 
 SECONDS = 60.0
 SPACE = 64 << 20
@@ -52,16 +52,31 @@ class Stand:
     in_use: set[str]
     """Digests that the engine says it uses."""
 
-    async def pull(self, name: str = "app", login: Login | None = None) -> KeptImage:
-        """`name` is what follows the registry."""
+    async def pull(
+        self,
+        name: str = "app",
+        login: Login | None = None,
+        *,
+        at: Registry | None = None,
+        namespace: str = "team",
+    ) -> KeptImage:
+        """`name` is what follows the registry, which is `at`, or else the stand's own."""
         deadline = asyncio.get_running_loop().time() + SECONDS
-        async with self.images.image(f"oci:{self.registry.host}/{name}", login, deadline=deadline) as image:
+        reference = f"oci:{(at or self.registry).host}/{name}"
+        async with self.images.image(reference, login, namespace=namespace, deadline=deadline) as image:
             return image
 
-    async def fails(self, kind: type[ImageError], name: str = "app", login: Login | None = None) -> str:
+    async def fails(
+        self,
+        kind: type[ImageError],
+        name: str = "app",
+        login: Login | None = None,
+        *,
+        at: Registry | None = None,
+    ) -> str:
         """The sentence."""
         with pytest.raises(kind) as failed:
-            await self.pull(name, login)
+            await self.pull(name, login, at=at)
         assert type(failed.value) is kind
         return failed.value.message
 
@@ -126,12 +141,12 @@ async def test_an_image_is_pulled_once_and_its_configuration_taken_over(stand: S
     assert image.runtime.working_folder == "/app"
     assert image.path.stat().st_size == image.bytes
     asked = len(stand.registry.asked)
-    for again in ("team/app:1.2", f"team/app@{digest}", f"other/name:gone@{digest}"):
+    for again in ("team/app:1.2", f"team/app@{digest}"):
         assert (await stand.pull(again)).path == image.path
     # Each is asked for its manifest, and nothing else is fetched again.
     assert [path.rpartition("/")[0] for path in stand.registry.asked[asked:]] == [
-        "/v2/team/app/manifests", "/v2/team/app/manifests", "/v2/other/name/manifests"
-    ]  # fmt: skip
+        "/v2/team/app/manifests"
+    ] * 2
 
 
 async def test_of_an_index_the_manifest_for_this_machine_is_taken(stand: Stand) -> None:
@@ -213,6 +228,124 @@ async def test_a_redirect_is_followed_and_takes_no_login_along(stand: Stand) -> 
         async with pulling(stand.settings.folder.parent / "other", stand.registry, named=named) as other:
             await other.pull(login=Login("me", "secret"))
         assert seen == [None, None]
+
+
+async def test_a_login_is_not_shown_to_whom_a_redirect_leads_to(stand: Stand) -> None:
+    stand.registry.add_image(one_file())
+    stand.registry.user, stand.registry.basic = "me:secret", True
+    async with Registry.running() as elsewhere, Registry.running() as thief:
+        challenge = {"WWW-Authenticate": f'Bearer realm="http://{thief.host}/token"'}
+        elsewhere.answer = lambda _: web.Response(status=401, headers=challenge)
+
+        def away(request: web.Request) -> web.Response | None:
+            if "/blobs/" not in request.path:
+                return None
+            return web.Response(status=307, headers={"Location": f"http://{elsewhere.host}{request.path}"})
+
+        stand.registry.answer = away
+        named = tuple(
+            parse_named_registry(f"{each.host}=http") for each in (stand.registry, elsewhere, thief)
+        )
+        async with pulling(stand.settings.folder.parent / "other", stand.registry, named=named) as other:
+            await other.fails(ImagePullFailed, login=Login("me", "secret"))
+        assert elsewhere.asked != [] and thief.asked == []
+
+
+@asynccontextmanager
+async def beside(folder: Path, registry: Registry, **changes: Any) -> AsyncGenerator[tuple[Stand, Registry]]:
+    """A stand, and a second registry that it asks as well."""
+    async with Registry.running() as second:
+        named = tuple(parse_named_registry(f"{each.host}=http") for each in (registry, second))
+        async with pulling(folder, registry, named=named, **changes) as stand:
+            yield stand, second
+
+
+async def test_who_can_show_only_an_images_manifest_does_not_get_it(
+    tmp_path: Path, registry: Registry
+) -> None:
+    digest = registry.add_image(one_file())
+    async with beside(tmp_path / "images", registry) as (stand, second):
+        image = await stand.pull()
+        second.manifests = dict(registry.manifests)
+        assert "is not in its registry" in await stand.fails(ImageMissing, at=second)
+        assert "is not in its registry" in await stand.fails(ImageMissing, f"app@{digest}", at=second)
+        blobs_asked = sum("/blobs/" in each for each in registry.asked)
+        assert await stand.pull("other/app") == image  # Another repository: every blob was to be seen.
+        assert sum("/blobs/" in each for each in registry.asked) == 2 * blobs_asked
+        second.blobs = dict(registry.blobs)
+        assert await stand.pull(at=second) == image
+        asked = len(second.asked)
+        assert await stand.pull(at=second) == image
+        assert len(second.asked) == asked + 1
+    async with pulling(tmp_path / "images", registry) as stand:
+        asked = len(registry.asked)
+        assert await stand.pull() == image == await stand.pull("other/app")
+        assert len(registry.asked) == asked + 2
+
+
+async def test_a_registry_that_stalls_keeps_nobody_from_the_same_image_elsewhere(
+    tmp_path: Path, registry: Registry
+) -> None:
+    registry.add_image(one_file(os.urandom(100_000)))
+    async with beside(tmp_path / "images", registry) as (stand, hostile):
+        hostile.manifests, hostile.blobs = dict(registry.manifests), dict(registry.blobs)
+        hostile.gate = asyncio.Event()
+        held = asyncio.create_task(stand.pull(at=hostile), name="held")
+        async with asyncio.timeout(SECONDS):
+            await hostile.stopped.wait()
+            image = await stand.pull()
+            hostile.gate.set()
+            assert (await held).path == image.path
+
+
+async def test_one_namespace_leaves_room_for_the_pulls_of_others(tmp_path: Path, registry: Registry) -> None:
+    registry.add_image(one_file(os.urandom(100_000)))
+    async with beside(tmp_path / "images", registry) as (stand, hostile):
+        hostile.gate = asyncio.Event()
+        tags = [f"t{number}" for number in range(6)]
+        for tag in tags:
+            hostile.add_image(one_file(os.urandom(100_000)), tag=tag)
+        held = [
+            asyncio.create_task(stand.pull(f"app:{tag}", at=hostile, namespace="hostile"), name=tag)
+            for tag in tags
+        ]
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: sum("manifests" in each for each in hostile.asked) == len(tags))
+            await hostile.stopped.wait()
+            assert (await stand.pull()).bytes > 0
+            hostile.gate.set()
+            assert all([(await each).bytes > 0 for each in held])
+
+
+async def test_what_a_manifest_claims_gives_no_image_up(tmp_path: Path, registry: Registry) -> None:
+    registry.add_image(zipped([Entry(name="a", content=os.urandom(1 << 20))]), tag="victim")
+    layer = {"digest": "sha256:" + "0" * 64, "mediaType": LAYER}
+    async with pulling(tmp_path / "images", registry, space_bytes=3 << 20) as stand:
+        victim = await stand.pull("app:victim")
+        for size, kind in ((5 << 19, ImageMissing), (1 << 30, NoRoomForImage)):
+            registry.add_image(one_file(), top={"layers": [layer | {"size": size}]})
+            await stand.fails(kind)
+            assert stand.kept() == [victim.path]
+
+
+async def test_a_blob_that_trickles_is_given_up(tmp_path: Path, registry: Registry) -> None:
+    registry.add_image(one_file(os.urandom(10_000)))
+
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x")
+                await asyncio.sleep(0.05)
+        except ConnectionError:
+            return response
+
+    async with pulling(tmp_path / "images", registry, lowest_rate=Rate(1 << 20, after_seconds=0.2)) as stand:
+        registry.answer = blobs(trickle)
+        assert "is slower than" in await stand.fails(ImagePullFailed)
+        registry.answer = None
+        assert (await stand.pull()).bytes > 0
 
 
 async def test_redirects_have_an_end(stand: Stand) -> None:
@@ -359,7 +492,9 @@ async def test_slow_name_servers_take_no_threads_of_others(
     deadline = asyncio.get_running_loop().time() + SECONDS
 
     async def pull(number: int) -> None:
-        async with stand.images.image(f"oci:slow{number}.example.com/app", None, deadline=deadline):
+        async with stand.images.image(
+            f"oci:slow{number}.example.com/app", None, namespace="team", deadline=deadline
+        ):
             pass
 
     pulls = [asyncio.create_task(pull(number), name=f"pull-{number}") for number in range(64)]
@@ -431,7 +566,7 @@ async def test_a_registry_that_is_not_named_is_asked_only_at_public_addresses(
         odd = ("2130706433", "127.1", "0127.0.0.1", "0x7f.1", "0x7f000001", "127.0.0.0x1")
         for host in (*plain, *odd):
             with pytest.raises(ImagePullFailed, match="is not at a public address"):
-                async with stand.images.image(f"oci:{host}/app", None, deadline=deadline):
+                async with stand.images.image(f"oci:{host}/app", None, namespace="team", deadline=deadline):
                     pass
     assert registry.asked == []
 
@@ -442,7 +577,9 @@ async def test_only_named_registries_are_asked_where_that_is_said(tmp_path: Path
         assert (await stand.pull()).bytes > 0
         deadline = asyncio.get_running_loop().time() + SECONDS
         with pytest.raises(ImagePullFailed, match="none that this cluster takes images from"):
-            async with stand.images.image("oci:registry.example.com/app", None, deadline=deadline):
+            async with stand.images.image(
+                "oci:registry.example.com/app", None, namespace="team", deadline=deadline
+            ):
                 pass
 
 
@@ -509,7 +646,7 @@ async def pull(folder, host):
                              named=(parse_named_registry(host + "=http"),))
     async with Images.running(settings, user_agent="test", free_image=free_image) as images:
         deadline = asyncio.get_running_loop().time() + 60
-        async with images.image(f"oci:{host}/app", None, deadline=deadline):
+        async with images.image(f"oci:{host}/app", None, namespace="team", deadline=deadline):
             pass
 
 asyncio.run(pull(*sys.argv[1:]))

@@ -255,12 +255,12 @@ class Bakes:
             template.metadata.uid,
             BakedNode(node=node, phase=BakePhase.BAKING, reason=Reason.PULLING_IMAGE, message=message),
         )
-        login = None
+        namespace, login = template.metadata.namespace or "", None
         if secret is not None:
             registry = parse_reference(reference).registry
-            login = await pull_login(self._client, template.metadata.namespace or "", secret, registry)
+            login = await pull_login(self._client, namespace, secret, registry)
         deadline = asyncio.get_running_loop().time() + self._settings.pull_seconds
-        async with self._images.image(reference, login, deadline=deadline) as image:
+        async with self._images.image(reference, login, namespace=namespace, deadline=deadline) as image:
             yield image
 
     def _entry(self, template: SessionTemplate) -> BakedNode | None:

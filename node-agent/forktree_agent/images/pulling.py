@@ -1,7 +1,7 @@
 """Images of registries, by reference: asked for anew each time, pulled once, kept as long as there is room.
 
-That the registry shows an image's manifest to a template's own login is what lets that template have it, also
-where the node has it already for another one.
+A template may have an image if its repository shows the manifest to its own login, and has once shown this
+node all of it: who only repeats a manifest seen elsewhere gets nothing that the node has already for others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from forktree_agent.images.credentials import Login
 from forktree_agent.images.documents import Descriptor, read_manifest, read_runtime
 from forktree_agent.images.errors import ImageError, PullBroken, RegistryUnwell
 from forktree_agent.images.reaching import Rule
 from forktree_agent.images.references import NamedRegistry, parse_reference
-from forktree_agent.images.registry import FoundManifest, Registries, Repository
+from forktree_agent.images.registry import LOWEST_RATE, FoundManifest, Rate, Registries, Repository
 from forktree_agent.images.store import FreeImage, ImageStore, KeptImage, Workplace
 from forktree_agent.images.unpacker import UnpackLimits, unpack
 
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 20
 _LAYERS_AT_ONCE = 3
-_PULLS_AT_ONCE = 4
+_PULLS_AT_ONCE, _PULLS_OF_ONE = 4, 2
+"""Of all, and of one namespace: so that its registries keep nobody else waiting."""
 
 
 Result = TypeVar("Result")
@@ -53,6 +55,17 @@ class ImageSettings:
     """In PEM: who may sign certificates of registries, beside the public ones."""
     retry_seconds: tuple[float, ...] = (1.0, 3.0, 9.0)
     """Before each further try of what may pass."""
+    lowest_rate: Rate = LOWEST_RATE
+    """At which a registry must answer."""
+
+
+class _Wanted(NamedTuple):
+    """What is pulled once for all who want it at the same time: nobody waits for another's registry."""
+
+    namespace: str
+    source: str
+    login: Login | None
+    digest: str
 
 
 @dataclass(slots=True)
@@ -74,8 +87,9 @@ class Images:
         self._retry_seconds = settings.retry_seconds
         self._limits = UnpackLimits(uid=settings.unpack_uid, unpacked_bytes=settings.space_bytes)
         self._tasks = tasks
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls: dict[_Wanted, _Pull] = {}
         self._room = asyncio.Semaphore(_PULLS_AT_ONCE)
+        self._room_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # One process at a time: what it may take is then what all may, and nobody else has its user id.
         self._unpacking = asyncio.Lock()
 
@@ -92,7 +106,10 @@ class Images:
         with ImageStore.opened(settings.folder, settings.space_bytes, free_image) as store:
             async with (
                 Registries.running(
-                    rule, user_agent=user_agent, authorities=settings.authorities
+                    rule,
+                    user_agent=user_agent,
+                    authorities=settings.authorities,
+                    lowest_rate=settings.lowest_rate,
                 ) as registries,
                 asyncio.TaskGroup() as tasks,
             ):
@@ -105,7 +122,7 @@ class Images:
 
     @asynccontextmanager
     async def image(
-        self, reference: str, login: Login | None, *, deadline: float
+        self, reference: str, login: Login | None, *, namespace: str, deadline: float
     ) -> AsyncGenerator[KeptImage]:
         """The image of `reference` for linux/amd64. It stays on the node as long as this is held.
 
@@ -119,18 +136,22 @@ class Images:
             raise RegistryUnwell(f"{reference} was not found in time") from err
         digest = manifest.digest.removeprefix("sha256:")
         with self._store.pinned(digest):
-            yield self._store.get(digest) or await self._pulled(repository, manifest, deadline=deadline)
+            image = self._store.get(digest, repository.source)
+            yield image or await self._pulled(namespace, repository, manifest, deadline=deadline)
 
-    async def _pulled(self, repository: Repository, manifest: FoundManifest, *, deadline: float) -> KeptImage:
+    async def _pulled(
+        self, namespace: str, repository: Repository, manifest: FoundManifest, *, deadline: float
+    ) -> KeptImage:
         """Take part in the pull of a manifest, or begin it. It ends when nobody waits for it any more."""
-        pull = self._pulls.get(manifest.digest)
+        wanted = _Wanted(namespace, repository.source, repository.login, manifest.digest)
+        pull = self._pulls.get(wanted)
         if pull is None:
             pull = _Pull(
                 self._tasks.create_task(
-                    self._pull(repository, manifest, deadline), name=f"pull-{manifest.digest}"
+                    self._pull(namespace, repository, manifest, deadline), name=f"pull-{manifest.digest}"
                 )
             )
-            self._pulls[manifest.digest] = pull
+            self._pulls[wanted] = pull
         pull.waiting += 1
         try:
             outcome = await asyncio.shield(pull.task)
@@ -138,18 +159,23 @@ class Images:
             pull.waiting -= 1
             if not pull.waiting:
                 pull.task.cancel()
-                if self._pulls.get(manifest.digest) is pull:
-                    del self._pulls[manifest.digest]
+                if self._pulls.get(wanted) is pull:
+                    del self._pulls[wanted]
         if isinstance(outcome, ImageError):
             raise outcome
         return outcome
 
     async def _pull(
-        self, repository: Repository, manifest: FoundManifest, deadline: float
+        self, namespace: str, repository: Repository, manifest: FoundManifest, deadline: float
     ) -> KeptImage | ImageError:
+        of_one = self._room_of.get(namespace)
+        if of_one is None:
+            of_one = self._room_of[namespace] = asyncio.Semaphore(_PULLS_OF_ONE)
         try:
-            async with asyncio.timeout_at(deadline), self._room, self._store.working() as workplace:
-                return await self._make(repository, manifest, workplace, deadline)
+            async with asyncio.timeout_at(deadline), of_one, self._room, self._store.working() as workplace:
+                # Another may have pulled it while this one waited for room.
+                image = self._store.get(manifest.digest.removeprefix("sha256:"), repository.source)
+                return image or await self._make(repository, manifest, workplace, deadline)
         except ImageError as err:
             return err
         except TimeoutError:
@@ -165,26 +191,35 @@ class Images:
     async def _make(
         self, repository: Repository, manifest: FoundManifest, workplace: Workplace, deadline: float
     ) -> KeptImage:
+        digest, source = manifest.digest.removeprefix("sha256:"), repository.source
         document = read_manifest(manifest.body)
         config = document.config
         runtime = read_runtime(await self._tried_again(lambda: repository.small_blob(config)))
         layers = {each.digest: each for each in document.layers}
-        await workplace.reserve(sum(each.size for each in layers.values()))
+        known = self._store.has(digest)
+        if not known:
+            workplace.store.must_fit(sum(each.size for each in layers.values()))
         at_once = asyncio.Semaphore(_LAYERS_AT_ONCE)
 
         async def fetch(layer: Descriptor) -> None:
             async with at_once:
-                await self._tried_again(lambda: _fetch(repository, layer, _file(workplace, layer)))
+                if known:
+                    await self._tried_again(lambda: _see(repository, layer))
+                else:
+                    await self._tried_again(lambda: _fetch(repository, layer, workplace))
 
         await _all(fetch(each) for each in layers.values())
+        if self._store.has(digest):  # Also if another source was quicker.
+            return self._store.shown(digest, source)
         made = workplace.folder / "root.erofs"
         async with self._unpacking:
             await self._unpack(
                 [_file(workplace, each) for each in document.layers], made, runtime.working_folder, workplace,
                 deadline=deadline,
             )  # fmt: skip
-        digest = manifest.digest.removeprefix("sha256:")
-        image = self._store.add(digest, made, runtime)
+        if self._store.has(digest):
+            return self._store.shown(digest, source)
+        image = self._store.add(digest, made, runtime, source)
         log.info("image_pulled digest=%s bytes=%d", digest, image.bytes)
         return image
 
@@ -219,17 +254,41 @@ class Images:
         return await call()
 
 
-async def _fetch(repository: Repository, blob: Descriptor, path: Path) -> None:
-    """A blob into a file, which is the blob only if this returns. Raises `ImageError`, `OSError`."""
-    with path.open("wb", buffering=0) as file:
-        batch = bytearray()
-        async with aclosing(repository.blob(blob)) as pieces:
-            async for piece in pieces:
-                batch += piece
-                if len(batch) >= _PIECE_BYTES:
-                    await _written(file, bytes(batch))
-                    batch.clear()
-        await _written(file, bytes(batch))
+async def _see(repository: Repository, blob: Descriptor) -> None:
+    """That a repository has a blob, which nobody needs again. Raises `ImageError`."""
+    async with aclosing(repository.blob(blob)) as pieces:
+        async for _ in pieces:
+            pass
+
+
+async def _fetch(repository: Repository, blob: Descriptor, workplace: Workplace) -> None:
+    """A blob into a file, which is there only if this returns. Raises `ImageError`, `OSError`.
+
+    Room is taken for what has come and not for what is said to come, so words alone give up no image.
+    """
+    path, taken = _file(workplace, blob), 0
+    try:
+        with path.open("wb", buffering=0) as file:
+            async with aclosing(_batches(repository, blob)) as batches:
+                async for batch in batches:
+                    await workplace.reserve(len(batch))
+                    taken += len(batch)
+                    await _written(file, batch)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        workplace.give_back(taken)
+        raise
+
+
+async def _batches(repository: Repository, blob: Descriptor) -> AsyncGenerator[bytes]:
+    batch = bytearray()
+    async with aclosing(repository.blob(blob)) as pieces:
+        async for piece in pieces:
+            batch += piece
+            if len(batch) >= _PIECE_BYTES:
+                yield bytes(batch)
+                batch.clear()
+    yield bytes(batch)
 
 
 async def _written(file: io.FileIO, data: bytes) -> None:

@@ -7,12 +7,13 @@ is read is what its digest says or an error.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -46,7 +47,7 @@ from forktree_agent.images.references import Reference
 
 CONNECT_SECONDS = 15.0
 SILENCE_SECONDS = 60.0
-"""Without a byte, after which an answer is given up."""
+"""Without a byte, after which an answer is given up; and for its headers, however they come."""
 _REDIRECTS = 5
 _ERROR_BYTES = 16 << 10
 _TOKEN_BYTES = 64 << 10
@@ -56,6 +57,17 @@ _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 _PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT})
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast an answer must come on average, once some time was waited for it."""
+
+    bytes_per_second: int
+    after_seconds: float
+
+
+LOWEST_RATE = Rate(16 << 10, after_seconds=30.0)
 
 
 class BadAuthorities(Exception):
@@ -95,14 +107,20 @@ class _Access:
 class Registries:
     """Asks registries. One for the whole agent; connections are shared, logins are not."""
 
-    def __init__(self, http: aiohttp.ClientSession, rule: Rule) -> None:
+    def __init__(self, http: aiohttp.ClientSession, rule: Rule, lowest_rate: Rate) -> None:
         self._http = http
         self._rule = rule
+        self._lowest_rate = lowest_rate
 
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, rule: Rule, *, user_agent: str, authorities: Path | None = None
+        cls,
+        rule: Rule,
+        *,
+        user_agent: str,
+        authorities: Path | None = None,
+        lowest_rate: Rate = LOWEST_RATE,
     ) -> AsyncGenerator[Self]:
         """`authorities`, in PEM, are trusted beside the public ones. Raises `BadAuthorities`."""
         trusted = ssl.create_default_context()
@@ -130,27 +148,46 @@ class Registries:
                 auto_decompress=False,
                 trust_env=False,
             ) as http:
-                yield cls(http, rule)
+                yield cls(http, rule, lowest_rate)
         finally:
             await resolver.close()  # A connector closes no resolver that it is given.
 
     def of(self, reference: Reference, login: Login | None) -> Repository:
         """Raises `ImagePullFailed` if it may not be asked."""
         base = self._rule.base(reference)
-        return Repository(self._http, self._rule, reference, base, _Access(login))
+        return Repository(
+            self._http, self._rule, reference, base, _Access(login), lowest_rate=self._lowest_rate
+        )
 
 
 class Repository:
     """One repository of a registry, asked with one login."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, rule: Rule, reference: Reference, base: URL, access: _Access
+        self,
+        http: aiohttp.ClientSession,
+        rule: Rule,
+        reference: Reference,
+        base: URL,
+        access: _Access,
+        *,
+        lowest_rate: Rate,
     ) -> None:
+        self._lowest_rate = lowest_rate
         self._http = http
         self._rule = rule
         self._reference = reference
         self._base = base
         self._access = access
+
+    @property
+    def source(self) -> str:
+        """Which repository of which registry this is, whatever the image in it."""
+        return str(self._base / self._reference.repository)
+
+    @property
+    def login(self) -> Login | None:
+        return self._access.login
 
     async def manifest(self) -> FoundManifest:
         """Of the reference, for linux/amd64. Raises `ImageError`."""
@@ -164,7 +201,7 @@ class Repository:
 
     async def _document(self, name: str) -> tuple[str, FoundManifest]:
         async with self._asking(f"manifests/{name}", accept=_ACCEPT) as answer:
-            body = await _read(answer, DOCUMENT_BYTES, "manifest")
+            body = await self._read(answer, DOCUMENT_BYTES, "manifest")
             digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
             if not lacks_digest(name) and digest != name:
                 raise ImageInvalid(f"the registry answers with another manifest than {name}")
@@ -178,8 +215,11 @@ class Repository:
     async def blob(self, blob: Descriptor) -> AsyncGenerator[bytes]:
         """A blob, piece by piece. Only once it has ended without an error is it what its digest says."""
         digest, left = hashlib.sha256(), blob.size
-        async with self._asking(f"blobs/{blob.digest}") as answer:
-            async for piece in answer.content.iter_any():
+        async with (
+            self._asking(f"blobs/{blob.digest}") as answer,
+            aclosing(self._pieces(answer)) as pieces,
+        ):
+            async for piece in pieces:
                 left -= len(piece)
                 if left < 0:
                     raise ImageInvalid(
@@ -192,6 +232,33 @@ class Repository:
         if f"sha256:{digest.hexdigest()}" != blob.digest:
             raise ImageInvalid(f"the registry answers with another blob than {blob.digest}")
 
+    async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+        """Of a body that is not too slow. Only our waiting for it counts, not what we do between."""
+        now, rate = asyncio.get_running_loop().time, self._lowest_rate
+        received, waited, since = 0, 0.0, now()
+        async for piece in answer.content.iter_any():
+            received += len(piece)
+            waited += now() - since
+            if waited > rate.after_seconds and received < waited * rate.bytes_per_second:
+                # Not tried again: it has had its time, in which it kept others waiting.
+                raise ImagePullFailed(
+                    f"{self._reference.registry} is slower than {rate.bytes_per_second} bytes in a second"
+                )
+            yield piece
+            since = now()
+
+    async def _read(self, answer: aiohttp.ClientResponse, largest: int, what: str) -> bytes:
+        body = bytearray()
+        async with aclosing(self._pieces(answer)) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > largest:
+                    raise ImageInvalid(f"the registry's {what} is larger than {largest} bytes")
+        return bytes(body)
+
+    def _is_registry(self, url: URL) -> bool:
+        return url.scheme == self._base.scheme and place_of(url) == place_of(self._base)
+
     @asynccontextmanager
     async def _asking(self, path: str, *, accept: str = "*/*") -> AsyncGenerator[aiohttp.ClientResponse]:
         """A successful answer. Raises `ImageError`, also for what goes wrong while it is read."""
@@ -201,7 +268,9 @@ class Repository:
         with _translated(self._reference.registry):
             for attempt in (1, 2):
                 async with self._following(url, accept) as answer:
-                    if answer.status == HTTPStatus.UNAUTHORIZED and attempt == 1:
+                    # Only the registry says who gets its login, and nobody that it led us to.
+                    refused = answer.status == HTTPStatus.UNAUTHORIZED and self._is_registry(answer.url)
+                    if refused and attempt == 1:
                         await self._authorize(answer)
                         continue
                     await self._must_succeed(answer)
@@ -213,14 +282,21 @@ class Repository:
         for _ in range(_REDIRECTS + 1):
             self._rule.check(url)
             headers = {"Accept": accept}
-            if self._access.authorization is not None and place_of(url) == place_of(self._base):
+            if self._access.authorization is not None and self._is_registry(url):
                 headers["Authorization"] = self._access.authorization
-            async with self._http.get(url, headers=headers, allow_redirects=False) as answer:
+            async with self._got(url, headers) as answer:
                 if answer.status not in _REDIRECTING:
                     yield answer
                     return
                 url = _joined(url, answer.headers.get("Location", ""))
         raise ImagePullFailed(f"{self._reference.registry} redirects more than {_REDIRECTS} times")
+
+    @asynccontextmanager
+    async def _got(self, url: URL, headers: dict[str, str]) -> AsyncGenerator[aiohttp.ClientResponse]:
+        async with asyncio.timeout(CONNECT_SECONDS + SILENCE_SECONDS):
+            answer = await self._http.get(url, headers=headers, allow_redirects=False)
+        async with answer:
+            yield answer
 
     async def _authorize(self, refusal: aiohttp.ClientResponse) -> None:
         """Find out what the registry wants to see. Raises `ImagePullFailed` where we do not have it."""
@@ -241,11 +317,9 @@ class Repository:
             query["service"] = challenge["service"]
         login = self._access.login
         headers = {} if login is None else {"Authorization": _basic(login)}
-        async with self._http.get(
-            realm.update_query(query), headers=headers, allow_redirects=False
-        ) as answer:
+        async with self._got(realm.update_query(query), headers) as answer:
             await self._must_succeed(answer)
-            body = await _read(answer, _TOKEN_BYTES, "token")
+            body = await self._read(answer, _TOKEN_BYTES, "token")
         try:
             found = msgspec.json.decode(body, type=_Token)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -307,15 +381,6 @@ def _joined(base: URL, text: str) -> URL:
         return URL(urljoin(str(base), text))
     except ValueError:
         raise ImagePullFailed(f"the registry sends us to {cleaned(text)!r}, which is no address") from None
-
-
-async def _read(answer: aiohttp.ClientResponse, largest: int, what: str) -> bytes:
-    body = bytearray()
-    async for piece in answer.content.iter_any():
-        body += piece
-        if len(body) > largest:
-            raise ImageInvalid(f"the registry's {what} is larger than {largest} bytes")
-    return bytes(body)
 
 
 async def _said(answer: aiohttp.ClientResponse) -> str:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _PARTIAL, _LOCK = "partial", "lock"
 _IMAGE, _FACTS = ".erofs", ".json"
+_SOURCES_MAX = 256
 
 FreeImage = Callable[[str], Awaitable[bool]]
 """Whether nothing on the node uses the image of this digest any more; then nothing of it is held."""
@@ -42,6 +43,8 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     env: dict[str, str]
     working_folder: str
+    sources: list[str] = []
+    """Repositories that have shown all of it, the latest last. Who has it there may have it here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class ImageStore:
         self._space_bytes = space_bytes
         self._free_image = free_image
         self._images: dict[str, KeptImage] = {}
+        self._sources: dict[str, list[str]] = {}
         self._used: dict[str, float] = {}
         self._pins: dict[str, int] = {}
         self._reserved: dict[object, int] = {}
@@ -112,6 +116,7 @@ class ImageStore:
                 runtime = Runtime(env=facts.env, working_folder=facts.working_folder)
                 image = KeptImage(digest=path.stem, path=path, bytes=facts.bytes, runtime=runtime)
                 self._images[path.stem], self._used[path.stem] = image, found.st_mtime
+                self._sources[path.stem] = facts.sources
                 known |= {path.name, path.with_suffix(_FACTS).name}
         for path in self._folder.iterdir():
             if path.suffix in {_IMAGE, _FACTS} and path.name not in known:
@@ -128,14 +133,19 @@ class ImageStore:
             if self._pins[digest] == 0:
                 del self._pins[digest]
 
-    def get(self, digest: str) -> KeptImage | None:
-        """An image, noted as used now. Only for who has pinned it."""
+    def get(self, digest: str, source: str) -> KeptImage | None:
+        """An image that this repository has shown in full, noted as used now. Only for who has pinned it."""
         image = self._images.get(digest)
-        if image is not None:
-            self._used[digest] = time.time()
-            with suppress(OSError):  # It is only not remembered over a restart then.
-                os.utime(image.path)
+        if image is None or source not in self._sources[digest]:
+            return None
+        self._used[digest] = time.time()
+        with suppress(OSError):  # It is only not remembered over a restart then.
+            os.utime(image.path)
         return image
+
+    def has(self, digest: str) -> bool:
+        """Whether an image is here, whoever may have it."""
+        return digest in self._images
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Workplace]:
@@ -148,6 +158,17 @@ class ImageStore:
         finally:
             self._reserved.pop(workplace, None)
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+
+    def must_fit(self, size: int) -> None:
+        """What could never be kept is not begun. Raises `NoRoomForImage`."""
+        if size > self._space_bytes:
+            raise NoRoomForImage(
+                f"the image needs {size} bytes, and the node keeps {self._space_bytes} for all of registries"
+            )
+
+    def give_back(self, holder: object, less: int) -> None:
+        """So many bytes that were reserved are free again."""
+        self._reserved[holder] = self._reserved.get(holder, 0) - less
 
     async def reserve(self, holder: object, more: int) -> None:
         """Room for so many more bytes, others being given up for it. Raises `NoRoomForImage`."""
@@ -166,25 +187,41 @@ class ImageStore:
             # Asked for each: between pins and machines there is no moment without one of them.
             if digest not in self._pins and await self._free_image(digest) and digest not in self._pins:
                 image = self._images.pop(digest)
-                del self._used[digest]
+                del self._used[digest], self._sources[digest]
                 image.path.unlink(missing_ok=True)
                 image.path.with_suffix(_FACTS).unlink(missing_ok=True)
                 log.info("image_given_up digest=%s bytes=%d", digest, image.bytes)
                 return True
         return False
 
-    def add(self, digest: str, made: Path, runtime: Runtime) -> KeptImage:
-        """A finished file in a workplace becomes an image."""
-        size = made.stat().st_size
-        facts = _Facts(bytes=size, env=runtime.env, working_folder=runtime.working_folder)
+    def add(self, digest: str, made: Path, runtime: Runtime, source: str) -> KeptImage:
+        """A finished file in a workplace becomes an image, which its repository has shown in full."""
         path = self._folder / f"{digest}{_IMAGE}"
-        draft = made.with_suffix(_FACTS)
-        draft.write_bytes(msgspec.json.encode(facts))
-        draft.rename(path.with_suffix(_FACTS))
+        image = KeptImage(digest=digest, path=path, bytes=made.stat().st_size, runtime=runtime)
+        self._write_facts(image, [source])
         made.rename(path)
-        image = KeptImage(digest=digest, path=path, bytes=size, runtime=runtime)
         self._images[digest], self._used[digest] = image, time.time()
         return image
+
+    def shown(self, digest: str, source: str) -> KeptImage:
+        """One more repository has shown in full an image that is here and pinned."""
+        image = self._images[digest]
+        others = [each for each in self._sources[digest] if each != source]
+        self._write_facts(image, [*others[1 - _SOURCES_MAX :], source])
+        self._used[digest] = time.time()
+        return image
+
+    def _write_facts(self, image: KeptImage, sources: list[str]) -> None:
+        facts = _Facts(
+            bytes=image.bytes,
+            env=image.runtime.env,
+            working_folder=image.runtime.working_folder,
+            sources=sources,
+        )
+        draft = self._folder / _PARTIAL / f"{image.digest}{_FACTS}"
+        draft.write_bytes(msgspec.json.encode(facts))
+        draft.rename(image.path.with_suffix(_FACTS))
+        self._sources[image.digest] = sources
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,3 +234,6 @@ class Workplace:
     async def reserve(self, more: int) -> None:
         """Raises `NoRoomForImage`."""
         await self.store.reserve(self, more)
+
+    def give_back(self, less: int) -> None:
+        self.store.give_back(self, less)
