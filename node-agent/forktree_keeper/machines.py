@@ -276,6 +276,7 @@ class Machines:
             _log.info("started machine=%s pid=%d uid=%d", machine.name, machine.pid, machine.uid)
             result = encode_result(starter.request_id, Launched(machine.pid))
             starter.connection.send(result, machine.channel_descriptors())
+            self._tell_of_companion(machine)  # It may have ended already.
             return
         _log.error("start_failed machine=%s message=%r", machine.name, sentence)
         machine.start_failure, machine.starter = sentence, starter
@@ -297,8 +298,17 @@ class Machines:
             return
         if machine.gone:
             self._ended(machine)
-        elif not machine.killers and (agent := self._in_charge()) is not None:
-            agent.send(encode_companion_exited(CompanionExit(name, machine.companion.how)))
+        else:
+            self._tell_of_companion(machine)
+
+    def _tell_of_companion(self, machine: Machine) -> None:
+        """That it has ended, where it has: not before whoever asked for the machine knows that it runs, and
+        not when the machine is to end."""
+        companion, agent = machine.companion, self._in_charge()
+        if companion is None or companion.how is None or agent is None:
+            return
+        if machine.starter is None and not machine.killers:
+            agent.send(encode_companion_exited(CompanionExit(machine.name, companion.how)))
 
     def _ended(self, machine: Machine) -> None:
         exited = self._reap(machine)

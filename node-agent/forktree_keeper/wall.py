@@ -44,17 +44,6 @@ INSIDE_4 = (
 )
 """No address of the internet: this host, private, shared by a carrier, link-local (the metadata services of
 clouds), for tests and examples, multicast and reserved."""
-INSIDE_6 = (
-    "::/96",
-    "::ffff:0:0/96",
-    "64:ff9b::/96",
-    "64:ff9b:1::/48",
-    "2002::/16",
-    "fc00::/7",
-    "fe80::/10",
-    "ff00::/8",
-)
-"""The same, and what only wraps an address of version 4."""
 
 _log = logging.getLogger("forktree_keeper")
 
@@ -99,7 +88,9 @@ def ruleset(table: str, wanted: RaiseWall, asked: Iterable[Address]) -> str:
         *(f"{_to(ipaddress.ip_network(each))} accept" for each in wanted.allow),
         # Every address of this namespace, on whatever network, and what goes to all of a network.
         f"fib daddr type {{ local, broadcast, anycast, multicast }} {refused}",
-        *(f"{_to(ipaddress.ip_network(each))} {refused}" for each in (*wanted.deny, *INSIDE_4, *INSIDE_6)),
+        *(f"{_to(ipaddress.ip_network(each))} {refused}" for each in (*wanted.deny, *INSIDE_4)),
+        # Companions speak version 4 alone. Should one be taken over, it does not reach more for that.
+        f"meta nfproto ipv6 {refused}",
         "}",
         "chain leaving {",
         # Before any address is translated: what a packet was sent to is what counts.

@@ -9,6 +9,7 @@ import select
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,9 +17,11 @@ import pytest_asyncio
 from component.keeper_fixtures import KeeperProcess
 from component.node import SECONDS, TINY, Node, engine_on, held, settings, soon
 from component.outside import ALLOWED, ALLOWED_NETWORK, INSIDE, METADATA, PORT, RESOLVER, keeper_outside
-from forktree_agent.engine.contract import EgressForbidden, Machine, NetworkLost
+from forktree_agent.engine.contract import BakeFailed, EgressForbidden, Machine, NetworkLost
 from forktree_agent.engine.microvm import egress
 from forktree_agent.engine.microvm.settings import Egress, EngineSettings
+from forktree_agent.engine.microvm.vmms import Vmms
+from forktree_agent.keeper_client import Keeper, Started
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
@@ -135,6 +138,57 @@ async def test_a_lost_passt_is_told_and_the_machine_runs_on(node: Node) -> None:
     assert await reaches(node, child, ALLOWED)
     for machine in (root, child):
         await node.engine.release(machine.id)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["told-after", "told-before"])
+async def test_nothing_is_baked_with_a_passt_that_ends_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, early: bool
+) -> None:
+    """Early: its end is known before the machine that was started is."""
+    start, lose, lost = Keeper.start, Vmms.lose_network, asyncio.Event()
+
+    def lose_network(vmms: Vmms, name: str, text: str) -> None:
+        lose(vmms, name, text)
+        lost.set()
+
+    async def start_late(*arguments: Any, **options: Any) -> Started:
+        started = await start(*arguments, **options)
+        async with asyncio.timeout(SECONDS):
+            await lost.wait()
+        return started
+
+    monkeypatch.setattr(egress, "BINARY", "/bin/false")
+    monkeypatch.setattr(Vmms, "lose_network", lose_network)
+    if early:
+        monkeypatch.setattr(Keeper, "start", start_late)
+    shape = dataclasses.replace(OPEN, env=(("EARLY", str(early)),))
+    with pytest.raises(BakeFailed, match="lost its way to the outside: exited with code 1"):
+        await node.engine.bake(shape, deadline=soon())
+    assert lost.is_set()
+
+
+async def test_none_is_kept_ready_whose_passt_ended_while_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose, lost = Vmms.lose_network, asyncio.Event()
+
+    def lose_network(vmms: Vmms, name: str, text: str) -> None:
+        lose(vmms, name, text)
+        lost.set()
+
+    ahead = settings(images=("tiny",), egress=Egress(), ahead=True)
+    async with (
+        keeper_outside(tmp_path / "state", f"forktree-ahead-{os.getpid()}") as keeper,
+        engine_on(keeper.socket_path, keeper.state_dir / "journal", ahead) as node,
+    ):
+        baseline = await node.baseline(OPEN)
+        monkeypatch.setattr(egress, "BINARY", "/bin/false")
+        monkeypatch.setattr(Vmms, "lose_network", lose_network)
+        node.engine.keep_ready(baseline.id, 1)
+        async with asyncio.timeout(SECONDS):
+            await lost.wait()
+            while (await node.keeper.listing(deadline=soon())).machines:
+                assert not node.engine.in_wait()
 
 
 async def test_an_agent_that_takes_over_finds_networks_as_they_are_and_keeps_to_its_own_orders(

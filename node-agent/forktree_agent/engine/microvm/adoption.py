@@ -44,11 +44,16 @@ class Survivors:
 
 async def adopt(resources: Resources, keeper: Keeper, *, deadline: float) -> Survivors:
     """Bring journal, keeper and this agent to one view. Afterwards each names exactly the same things."""
+    records = _machine_records(resources)
+    # Of dead machines too, and before any is ended: a group goes with the last machine that is in it. And
+    # before the listing: what is lost of a machine from then on is told, and noted for those in a group.
+    for record in records.values():
+        resources.vmms.note_group(tree_group(record.tree), (record.id,))
     with asking("taking over"):
         listing = await keeper.listing(deadline=deadline)
     await resources.store.adopt(listing.files)
     points, lost = _points(resources)
-    machines, exits = await _machines(resources, listing, deadline=deadline)
+    machines, exits = await _machines(resources, records, listing, deadline=deadline)
     # Only now that whoever lives is known to use its layers: those of a lost instant are others' too.
     for point in lost:
         await resources.end_point(point.id)
@@ -86,16 +91,17 @@ def _points(resources: Resources) -> tuple[list[PointRecord], list[PointRecord]]
     return kept, lost
 
 
+def _machine_records(resources: Resources) -> dict[str, MachineRecord]:
+    """Of machines that somebody has."""
+    records = load_all(resources.journal, MACHINE_KIND, MachineRecord)
+    return {name: record for name, record in records.items() if not record.waiting}
+
+
 async def _machines(
-    resources: Resources, listing: Listing, *, deadline: float
+    resources: Resources, records: dict[str, MachineRecord], listing: Listing, *, deadline: float
 ) -> tuple[list[tuple[MachineRecord, Vmm]], list[MachineExit]]:
     running = {entry.machine for entry in listing.machines if entry.exit is None}
     texts = {entry.machine: entry.exit.text for entry in listing.machines if entry.exit is not None}
-    records = load_all(resources.journal, MACHINE_KIND, MachineRecord)
-    records = {name: record for name, record in records.items() if not record.waiting}
-    # Of dead machines too, and before any is ended: a group goes with the last machine that is in it.
-    for record in records.values():
-        resources.vmms.note_group(tree_group(record.tree), (record.id,))
     for entry in listing.machines:
         if entry.cgroup is not None:
             resources.vmms.note_group(entry.cgroup, (entry.machine,))

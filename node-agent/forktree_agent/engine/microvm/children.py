@@ -188,8 +188,7 @@ async def answer_of(
     async with resources.vmms.unborn(record.id):
         await vmm.guest.identified(record.generation, deadline=deadline)
         await run_hook(POST_FORK, post_fork, vmm.guest, record.generation, deadline=deadline)
-    if vmm.network_lost is not None:  # Nobody has relied on it yet: better none than one without.
-        raise MachineGone(f"its way to the outside was lost: {vmm.network_lost}")
+    vmm.check_network()
     return time.monotonic()
 
 

@@ -226,6 +226,7 @@ class Standbys:
         try:
             self._resources.register(record)
             await map_layers(self._resources, standby.vmm, new, deadline=soon())
+            standby.vmm.check_network()
         except (EngineError, JournalError) as err:
             log.info("standby_not_caught_up machine=%s message=%r", standby.name, err.message)
             self._give_up(standby)
@@ -280,6 +281,7 @@ class Standbys:
                 raise
             await resources.vmms.join(source.group, name, deadline=soon())
             vmm = await start_waiting(resources, record, source.group.name, deadline=soon())
+            vmm.check_network()
         except BaseException:
             self._unwanted.discard(name)
             await to_the_end(self._end(name), f"undo-{name}")
@@ -327,6 +329,7 @@ async def _answers(standby: Standby) -> bool:
     try:
         hello = vmm.shim.hello(vmm.build.memory_bytes, deadline=soon())
         await vmm.answering.to(hello, "the shim's HELLO")
+        vmm.check_network()
     except (MachineGone, ShimError) as err:
         log.warning("standby_lost machine=%s message=%r", standby.name, err.message)
         return False

@@ -103,6 +103,12 @@ class Vmm:
     def tracked(self) -> bool:
         return self.untracked is None
 
+    def check_network(self) -> None:
+        """Raises `MachineGone` where its way out has ended: nobody has relied on it yet, and better none than
+        one without."""
+        if self.network_lost is not None:
+            raise MachineGone(f"its way to the outside was lost: {self.network_lost}")
+
     async def serve(self) -> None:
         """Read the guest's channel until told to close. The one task that belongs to this machine.
 
@@ -140,6 +146,8 @@ class Vmms:
         self._vmms: dict[str, Vmm] = {}
         self._uids: set[int] = set()
         self._groups: dict[str, set[str]] = {}
+        self._lost_early: dict[str, str] = {}
+        """How the ways out ended of machines that are in a group and that we have no channels of yet."""
         self.no_egress: str | None = "the wall around machines with egress is not up yet"
         """Why no machine with egress can be started, in a sentence; None where one can."""
 
@@ -166,11 +174,18 @@ class Vmms:
             log.error("no_wall message=%r", self.no_egress)
 
     def lose_network(self, name: str, text: str) -> None:
-        """Note that a machine's way to the outside has ended; it runs on."""
+        """Note that a machine's way to the outside has ended; it runs on.
+
+        That can be heard before the answer to its start is: it is noted as soon as there is a machine then.
+        """
         vmm = self._vmms.get(name)
         if vmm is not None:
             vmm.network_lost = text
-            log.error("network_lost machine=%s text=%r", name, text)
+        elif any(name in members for members in self._groups.values()):
+            self._lost_early[name] = text
+        else:
+            return  # It is being ended.
+        log.error("network_lost machine=%s text=%r", name, text)
 
     def disks(self) -> frozenset[str]:
         """Digests of the root disks that machines have, those that wait for a fork among them."""
@@ -253,6 +268,7 @@ class Vmms:
         return ended
 
     async def _leave_group(self, name: str) -> None:
+        self._lost_early.pop(name, None)
         for members in self._groups.values():
             members.discard(name)
         # Out of the table before anything is awaited: of two that end together only one drops a group.
@@ -384,6 +400,7 @@ class Vmms:
             guest=GuestChannel(channels["guest"], name, self._allowance, self.exec_tally, self._backlog),
             answering=Answering(self._settings.answer_seconds),
             closing=asyncio.Event(),
+            network_lost=self._lost_early.pop(name, None),
         )
         self._vmms[name] = vmm
         self._tasks.create_task(vmm.serve(), name=f"guest-{name}")
