@@ -129,12 +129,12 @@ class ShimMachine:
         await self.qmp.execute("pmemsave", {"val": 0, "size": self.ram_bytes, "filename": path})
         return os.pread(self.scratch, self.ram_bytes, 0)
 
-    async def run_until_written(self) -> None:
-        """Let firmware come at least to its second round, then stop it."""
+    async def run_until_written(self, *, beyond: int = 1) -> None:
+        """Let firmware come beyond this round, at least to its second, then stop it."""
         while True:
             await self.qmp.execute("cont")
             await self.qmp.execute("stop")
-            if min(rounds(await self.memory())[:1]) > 1:
+            if min(rounds(await self.memory())[:1]) > beyond:
                 return
 
     async def load(self, state: int) -> None:

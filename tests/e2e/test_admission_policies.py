@@ -51,11 +51,15 @@ def root(accounts: Accounts, node: str | None = None) -> Session:
     )
 
 
-def child(fork: Fork, node: str | None = HERE) -> Session:
+def loosely(owner: OwnerReference) -> OwnerReference:
+    """Whom nobody has to wait for: only who may set an owner's finalizers may block its deletion."""
+    return owner.model_copy(update={"block_owner_deletion": False})
+
+
+def child(fork: Fork, node: str | None = HERE, *, owner: OwnerReference | None = None) -> Session:
+    owners = (owner or fork.owner_reference(),)
     return Session(
-        metadata=ObjectMeta(
-            name="child", namespace=fork.metadata.namespace, owner_references=(fork.owner_reference(),)
-        ),
+        metadata=ObjectMeta(name="child", namespace=fork.metadata.namespace, owner_references=owners),
         spec=SessionSpec(
             fork_ref=ForkRef(name=fork.metadata.name, uid=fork.metadata.uid, index=0), node_name=node
         ),
@@ -119,7 +123,7 @@ async def test_only_the_agent_of_the_node_makes_children(accounts: Accounts) -> 
         accounts.nameless_agent,
     ):
         with pytest.raises(errors.Forbidden, match=FORKED_BY):
-            await client.create(child(fork))
+            await client.create(child(fork, owner=loosely(fork.owner_reference())))
     with pytest.raises(errors.Forbidden, match=FORKED_BY):
         await accounts.agent.create(child(fork, node=None))
     await accounts.agent.create(child(fork))
@@ -134,7 +138,7 @@ async def test_only_the_agent_of_the_node_hangs_a_fork_into_its_tree(accounts: A
     above, fork = await forked(accounts)
     for client in (accounts.user, accounts.admin, accounts.other_agent, accounts.nameless_agent):
         with pytest.raises(errors.Forbidden, match=TREE_BY):
-            await adopt(client, fork, above.owner_reference())
+            await adopt(client, fork, loosely(above.owner_reference()))
     adopted = await adopt(accounts.agent, fork, above.owner_reference())
     assert adopted.metadata.controller == above.owner_reference()
 
@@ -228,7 +232,7 @@ async def test_orphaning_a_fork_leaves_its_child_as_a_root(accounts: Accounts) -
     _, fork = await forked(accounts)
     await accounts.agent.create(child(fork))
     # The collector learns of objects in their order: once it has removed this one, it knows the child too.
-    absent = fork.owner_reference().model_copy(update={"uid": Uid("none"), "controller": False})
+    absent = loosely(fork.owner_reference()).model_copy(update={"uid": Uid("none"), "controller": False})
     stray = root(accounts)
     metadata = stray.metadata.model_copy(update={"name": "stray", "owner_references": (absent,)})
     await accounts.user.create(stray.model_copy(update={"metadata": metadata}))

@@ -89,7 +89,7 @@ async def test_a_session_by_the_socket_of_its_namespace(here: Whole, daemon: Col
     done = await calling(daemon.session_exec, name, command="echo out; echo err >&2; exit 3", seed=SEED)
     assert (done["stdout"], done["stderr"], done["exit_code"]) == ("out\nerr\n", "", 3)
     assert (done["seed"], done["seed_ack"]) == (SEED, "off")
-    assert 0 < done["exec_time_ms"] <= done["total_time_ms"]
+    assert 0 < done["exec_time_ms"] < done["total_time_ms"] + 1  # The guest counts whole milliseconds.
     told = await calling(daemon.session_exec, name, command="echo $FORKTREE_SEED")
     assert told["stdout"].strip() == told["seed"] != SEED
 
