@@ -10,6 +10,7 @@ each object to where its caller waits for it.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -150,7 +151,8 @@ def ask_all(url: str, token: str, trust: Path, mode: GenerationMode) -> None:
         try:
             ask()
         except Exception as err:  # All routes are asked before any is complained of.
-            broken.append(f"{operation.label}: {err}")
+            # With what is inside: of an answer that came once and not again, only that says what it was.
+            broken.append(f"{operation.label}: {''.join(traceback.format_exception(err))}")
     assert not broken, "\n\n".join(broken)
 
 
