@@ -8,6 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 
+def cell(text: str) -> str:
+    """Text that neither ends a table's cell nor its row."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def surplus(folders: Iterable[Path], pattern: str, files: Collection[Path]) -> list[Path]:
     """What is in `folders` under such a name and not among `files`."""
     found = {path for folder in folders for path in folder.glob(pattern)}

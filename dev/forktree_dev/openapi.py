@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from forktree_agent.http import routes
 from forktree_dev.crds import REPOSITORY
-from forktree_dev.generated import write_or_check
+from forktree_dev.generated import cell, write_or_check
 
 DOCUMENT: Final = REPOSITORY / "docs" / "openapi.json"
 REFERENCE: Final = REPOSITORY / "docs" / "http-reference.md"
@@ -78,7 +78,7 @@ def _operation(title: str, operation: Json) -> Iterator[str]:
         for each in given:
             where = " (header)" if each["in"] == "header" else ""
             name = _bold(f"`{each['name']}`{where}", each.get("required", False))
-            yield f"| {name} | {_type(each['schema'])} | {_cell(each.get('description', ''))} |"
+            yield f"| {name} | {_type(each['schema'])} | {cell(each.get('description', ''))} |"
     yield ""
 
 
@@ -105,7 +105,7 @@ def _body(name: str, schema: Json) -> Iterator[str]:
         yield "|---|---|---|"
         for key, field in fields.items():
             must = key in schema.get("required", [])
-            yield f"| {_bold(f'`{key}`', must)} | {_type(field)} | {_cell(field.get('description', ''))} |"
+            yield f"| {_bold(f'`{key}`', must)} | {_type(field)} | {cell(field.get('description', ''))} |"
         yield ""
 
 
@@ -145,11 +145,6 @@ def _plain(schema: Json) -> str:
 
 def _bold(name: str, must: bool) -> str:
     return f"**{name}**" if must else name
-
-
-def _cell(text: str) -> str:
-    """Text that neither ends a table's cell nor its row."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> int:

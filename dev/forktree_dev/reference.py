@@ -20,7 +20,7 @@ from forktree.models.base import API_VERSION, ApiObject
 from forktree.models.conditions import ConditionType
 from forktree.models.reasons import BAKE_STEPS, FORK_STEPS, SESSION_STEPS, Reason
 from forktree_dev.crds import KINDS, REPOSITORY, Schema, object_schema
-from forktree_dev.generated import write_or_check
+from forktree_dev.generated import cell, write_or_check
 
 FILE: Final = REPOSITORY / "docs" / "reference.md"
 _RULES: Final = "x-kubernetes-validations"
@@ -77,7 +77,7 @@ def _table(schema: Schema) -> Iterator[str]:
     yield "|---|---|---|"
     for path, field, required in _fields(schema):
         name = f"**`{path}`**" if required else f"`{path}`"
-        yield f"| {name} | {_type(path, field)} | {_cell(str(field.get('description', '')))} |"
+        yield f"| {name} | {_type(path, field)} | {cell(str(field.get('description', '')))} |"
 
 
 def _fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
@@ -155,7 +155,7 @@ def _steps(of: str, steps: Mapping[Phase, frozenset[Phase]]) -> Iterator[str]:
 def _words(title: str, words: type[StrEnum], introduction: str = "") -> str:
     meanings = _docstrings(words)
     lines = [f"## {title}", "", *([introduction] if introduction else []), "| word | meaning |", "|---|---|"]
-    lines += [f"| `{word}` | {_cell(meanings.get(word.name, ''))} |" for word in words]
+    lines += [f"| `{word}` | {cell(meanings.get(word.name, ''))} |" for word in words]
     return "\n".join([*lines, ""])
 
 
@@ -181,11 +181,6 @@ def _properties(schema: Schema) -> dict[str, Schema]:
 
 def _schema(value: JsonValue) -> Schema:
     return cast("Schema", value)
-
-
-def _cell(text: str) -> str:
-    """Text that neither ends a table's cell nor its row."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> int:

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 from forktree.errors import BadSettings
 from forktree.models.texts import is_dns_label
 
-ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

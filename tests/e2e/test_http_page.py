@@ -15,7 +15,6 @@ from forktree_dev.checkout import CHECKOUT
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE = (CHECKOUT / "docs" / "http.md").read_text()
-ENDLESS = "watch=1"
 
 
 def sections() -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from forktree_dev.kubectl import Kubectl
 from forktree_dev.real_node.cluster import RealCluster
 from forktree_dev.real_node.helm import NAMESPACE, Helm
 from forktree_dev.real_node.playground import values
-from node.installed import Steps, User, from_a_pod, machines, on_node
+from node.installed import Steps, User, from_a_pod, in_service, machines, on_node
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -66,10 +66,7 @@ async def test_install_fork_prune_upgrade_and_uninstall(
     await helm.install(chosen)
     await rolled_out(kubectl)
     steps.say("helm install: operator, keeper and agent are ready")
-    await kubectl.run("wait", f"forknode/{cluster.node.name}", "--for=create", "--timeout=60s")
-    await kubectl.run(
-        *("wait", f"forknode/{cluster.node.name}", "--for=jsonpath={.status.ready}=true"), "--timeout=60s"
-    )
+    await in_service(cluster)
     steps.say("the agent says that its node takes sessions:")
     print(await kubectl.run("get", "forknodes"))
     assert "children run" in await helm.test()

@@ -24,8 +24,6 @@ from forktree_agent.engine.contract import Counts, ExecOutcome, ForkClocks, Usag
 from forktree_agent.metrics import Metrics
 from forktree_operator.metrics import Metrics as OperatorMetrics
 
-UNITS = ("_seconds", "_bytes", "_total")
-
 
 def scraped(instruments: Instruments) -> dict[str, float]:
     """Every sample, named as PromQL would name it."""

@@ -119,7 +119,7 @@ async def draw(prometheus: Prometheus, start: float, end: float, file: Path) -> 
             )
             inner.set_xlim(start, end)
             _curves(inner, panel, lines)
-            _legend(box, panel, lines)
+            _legend(box, lines)
     figure.savefig(str(file), dpi=90)
 
 
@@ -169,7 +169,7 @@ def _curves(axes: Any, panel: Mapping[str, Any], lines: Sequence[Line]) -> None:
         spine.set_visible(False)
 
 
-def _legend(box: Any, panel: Mapping[str, Any], lines: Sequence[Line]) -> None:
+def _legend(box: Any, lines: Sequence[Line]) -> None:
     """Below the curves, in as many columns as the names leave room for."""
     colours = [f"C{index % 10}" for index in range(len(lines))]
     columns = 2 if all(len(line.name) < 34 for line in lines) else 1

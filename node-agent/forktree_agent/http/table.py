@@ -6,6 +6,7 @@ hold, and reads no body and no query that the route does not declare.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from forktree.kube.client import KubeClient
+from forktree.models import Session
 from forktree.wire import EXEC_ID, Answer, Query, Request
 from forktree_agent.control.facade import Facade
-from forktree_agent.http import bodies, queries
+from forktree_agent.http import bodies, executing, locating, queries
 from forktree_agent.http.auth import Caller, Gate
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.proxying import HOP_SECONDS, Errand, Proxy
@@ -230,6 +232,14 @@ class Asked:
         """What stands after the `?`. Raises `Refusal`."""
         assert model is self.route.query, f"{self.route.path} declares another query"
         return queries.read(self.request, model)
+
+    async def placed(self) -> tuple[Session, float]:
+        """The session that the path names, once it has a node, and by when (loop time) it must run."""
+        start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
+        session = await locating.find_placed(
+            self.client, self.facade, self.namespace, self.session_id, deadline=start_by
+        )
+        return session, start_by
 
     async def still_may(self) -> None:
         """Return if the caller may still do this, as a long answer asks now and then. Raises `Refusal`.

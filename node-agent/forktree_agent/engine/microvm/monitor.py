@@ -23,12 +23,6 @@ STATE_SET = 7
 """Number of the descriptor set that carries a state file. Any number will do: one set exists at a time."""
 
 
-class RunStatus(msgspec.Struct, frozen=True):
-    """What `query-status` answers, as far as we ask."""
-
-    running: bool
-
-
 class Vcpu(msgspec.Struct, frozen=True, rename="kebab"):
     """One line of what `query-cpus-fast` answers."""
 
@@ -104,9 +98,6 @@ class Monitor:
         with suppress(MonitorError):  # Most of the time there is none.
             await self.withdraw_state_file()
         await (self.stop() if paused else self.cont())
-
-    async def is_running(self) -> bool:
-        return msgspec.convert(await self._command("query-status"), RunStatus).running
 
     async def vcpu_threads(self) -> tuple[int, ...]:
         """Thread ids of the vCPUs, in QEMU's own namespace. They do not change while it runs."""

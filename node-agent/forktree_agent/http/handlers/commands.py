@@ -8,7 +8,6 @@ from typing import Final
 
 from aiohttp import web
 
-from forktree.models import Session
 from forktree.wire import AttachQuery, ChildLog, Exec, ExecFinished, ExecList
 from forktree.wire_exec import (
     ExecDetached,
@@ -34,8 +33,7 @@ LOG_SECONDS = 15.0
 
 async def _exec(asked: Asked) -> web.StreamResponse:
     wanted = await asked.body(Exec)
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await _placed(asked, start_by)
+    session, start_by = await asked.placed()
     request_id = asked.request[REQUEST_ID]
     if wanted.stream:
         if node := locating.other_node(asked.facade, session):
@@ -71,8 +69,7 @@ async def _exec(asked: Asked) -> web.StreamResponse:
 
 
 async def _execs(asked: Asked) -> web.StreamResponse:
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await _placed(asked, start_by)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await asked.session_elsewhere(node, "execs", end_by=start_by)
     session = await executing.running(asked.facade, session, start_by)
@@ -82,8 +79,7 @@ async def _execs(asked: Asked) -> web.StreamResponse:
 async def _attach(asked: Asked) -> web.StreamResponse:
     exec_id, query = asked.named("exec_id"), asked.query(AttachQuery)
     wait_seconds, stdout, stderr = query.wait_seconds, query.stdout_offset, query.stderr_offset
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await _placed(asked, start_by)
+    session, start_by = await asked.placed()
     if query.stream:
         if node := locating.other_node(asked.facade, session):
             what = f"execs/{exec_id}?stream=1&stdout_offset={stdout}&stderr_offset={stderr}"
@@ -114,8 +110,7 @@ async def _attach(asked: Asked) -> web.StreamResponse:
 
 async def _write(asked: Asked) -> web.StreamResponse:
     exec_id, wanted = asked.named("exec_id"), await asked.body(ExecInput)
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await _placed(asked, start_by)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         end_by = start_by + detaching.INPUT_SECONDS
         return await asked.session_elsewhere(node, f"execs/{exec_id}/stdin", end_by=end_by)
@@ -126,8 +121,7 @@ async def _write(asked: Asked) -> web.StreamResponse:
 
 async def _kill(asked: Asked) -> web.StreamResponse:
     exec_id = asked.named("exec_id")
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await _placed(asked, start_by)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         end_by = start_by + detaching.KILL_SECONDS
         return await asked.session_elsewhere(node, f"execs/{exec_id}", end_by=end_by)
@@ -143,12 +137,6 @@ async def _child_log(asked: Asked) -> web.StreamResponse:
         return await asked.hand_on(str(fork.status.node), path, f"fork {fork_id}", end_by=end_by)
     body = await branch_log.read(asked.facade.branches, fork, index)
     return await bodies.answer(body, about_bytes=2 * KEPT_BYTES)
-
-
-async def _placed(asked: Asked, deadline: float) -> Session:
-    return await locating.find_placed(
-        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=deadline
-    )
 
 
 ROUTES: Final = (

@@ -35,7 +35,7 @@ TAR: Final = Raw("application/x-tar")
 
 async def _read(asked: Asked) -> web.StreamResponse:
     query = asked.query(FileQuery)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _relay(asked, node, "files", {"path": query.path})
     async with _tool(asked, session, start_by, "read", query.path) as tool:
@@ -61,7 +61,7 @@ async def _read(asked: Asked) -> web.StreamResponse:
 
 async def _write(asked: Asked) -> web.StreamResponse:
     query, received = asked.query(FileWriteQuery), Received(asked.request)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         wanted = {"path": query.path} | ({"mode": query.mode} if query.mode else {})
         return await _relay(asked, node, "files", wanted, received)
@@ -74,7 +74,7 @@ async def _write(asked: Asked) -> web.StreamResponse:
 
 async def _remove(asked: Asked) -> web.StreamResponse:
     query = asked.query(FileRemoveQuery)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         wanted = {"path": query.path, "recursive": str(int(query.recursive))}
         return await _relay(asked, node, "files", wanted)
@@ -86,7 +86,7 @@ async def _remove(asked: Asked) -> web.StreamResponse:
 
 async def _list(asked: Asked) -> web.StreamResponse:
     query = asked.query(FileQuery)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _relay(asked, node, "files/list", {"path": query.path})
     async with _tool(asked, session, start_by, "list", query.path) as tool:
@@ -97,7 +97,7 @@ async def _list(asked: Asked) -> web.StreamResponse:
 
 async def _pack(asked: Asked) -> web.StreamResponse:
     query = asked.query(FileQuery)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _relay(asked, node, "tar", {"path": query.path})
     async with _tool(asked, session, start_by, "pack", query.path) as tool:
@@ -113,7 +113,7 @@ async def _pack(asked: Asked) -> web.StreamResponse:
 
 async def _unpack(asked: Asked) -> web.StreamResponse:
     query, received = asked.query(FileQuery), Received(asked.request)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _relay(asked, node, "tar", {"path": query.path}, received)
     tool_for_it = _tool(asked, session, start_by, "unpack", query.path)
@@ -122,15 +122,6 @@ async def _unpack(asked: Asked) -> web.StreamResponse:
         unpacked = await tool.told(Unpacked)
     body = TarUnpacked(path=query.path, entries=unpacked.entries, bytes=received.bytes)
     return await bodies.answer(body)
-
-
-async def _placed(asked: Asked) -> tuple[Session, float]:
-    """The session, and by when (loop time) it must run."""
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await locating.find_placed(
-        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=start_by
-    )
-    return session, start_by
 
 
 def _tool(asked: Asked, session: Session, start_by: float, *argv: str) -> AbstractAsyncContextManager[Tool]:

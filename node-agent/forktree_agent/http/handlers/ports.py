@@ -16,7 +16,7 @@ from aiohttp import web
 from forktree.errors import ForktreeError
 from forktree.models import Session
 from forktree_agent.control.records import PortRecord
-from forktree_agent.http import executing, guest_headers, locating, sockets, tunnels
+from forktree_agent.http import guest_headers, locating, sockets, tunnels
 from forktree_agent.http.allowing import while_allowed
 from forktree_agent.http.errors import Code, Refusal
 from forktree_agent.http.exchanges import Order, exchange, wants_websocket
@@ -48,7 +48,7 @@ async def _serve(asked: Asked) -> web.StreamResponse:
     """Hand a request on to the server, and its answer back."""
     if wants_websocket(asked.request):
         await asked.permit(USE.verb, USE.resource, asked.session_id)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _elsewhere(asked, node, start_by)
     port = tunnels.declared(asked.facade, session, asked.named("port"))
@@ -87,7 +87,7 @@ async def _tunnel(asked: Asked) -> web.StreamResponse:
             f" …/ports/{asked.named('port')}/"
         )
         raise Refusal(Code.BAD_REQUEST, sentence)
-    session, start_by = await _placed(asked)
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         return await _elsewhere(asked, node, start_by)
     port = tunnels.declared(asked.facade, session, asked.named("port"))
@@ -173,15 +173,6 @@ async def _elsewhere(asked: Asked, node: str, start_by: float) -> web.StreamResp
             subject=f"the agent of node {node}",
         )
         return await exchange(request, peer.pipe, order)
-
-
-async def _placed(asked: Asked) -> tuple[Session, float]:
-    """The session, and by when (loop time) it must run."""
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await locating.find_placed(
-        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=start_by
-    )
-    return session, start_by
 
 
 def _split(asked: Asked) -> tuple[str, str]:

@@ -60,10 +60,7 @@ async def _terminal(asked: Asked) -> web.StreamResponse:
 
 
 async def _serve(asked: Asked, query: TerminalQuery, socket: web.WebSocketResponse) -> None:
-    start_by = asyncio.get_running_loop().time() + executing.START_SECONDS
-    session = await locating.find_placed(
-        asked.client, asked.facade, asked.namespace, asked.session_id, deadline=start_by
-    )
+    session, start_by = await asked.placed()
     if node := locating.other_node(asked.facade, session):
         wanted = query.model_dump(exclude_none=True)
         what = f"terminal?{urlencode(wanted, doseq=True)}"
